@@ -1,0 +1,49 @@
+# Each target makes its own environment: `make test` on a fresh machine needs only Python 3.9 to 3.12 and make.
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+# What the environment gets besides the project, e.g. EXTRA=numpy==1.22.4
+EXTRA ?=
+ARGS ?=
+
+SUPPORTED := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] < (3, 13))
+
+.PHONY: demo test test-matrix bench-schedule setup clean
+
+demo: $(READY)
+	$(PY) examples/demo.py $(ARGS)
+
+test: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pytest $(ARGS)
+
+test-matrix:
+	@MAKE="$(MAKE)" bash tests/matrix.sh $(ARGS)
+
+bench-schedule: $(READY)
+	$(PY) benchmarks/bench_schedule.py $(ARGS)
+
+setup: $(READY)
+
+# An environment without the stamp may be half made: kept if its Python and pip run, made anew if not.
+$(READY): setup.py pyproject.toml
+	@if ! { $(PY) -c '$(SUPPORTED)' && $(PY) -m pip --version; } >/dev/null 2>&1; then \
+	  if ! command -v $(PYTHON) >/dev/null; then \
+	    echo "$(PYTHON) was not found. Install Python 3.9 to 3.12, or name one: make PYTHON=/path/to/python3.11" >&2; exit 1; fi; \
+	  if ! $(PYTHON) -c '$(SUPPORTED)'; then \
+	    echo "$(PYTHON) is $$($(PYTHON) --version 2>&1), but this project (MXNet 1.9.1) needs Python 3.9 to 3.12." >&2; \
+	    echo "Name another one: make PYTHON=python3.11" >&2; exit 1; fi; \
+	  echo "making $(VENV) with $$($(PYTHON) --version)"; \
+	  if ! $(PYTHON) -m venv --clear $(VENV); then \
+	    echo "$(PYTHON) cannot make environments. On Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; fi; \
+	fi
+	@echo "installing into $(VENV) (the first time takes a few minutes)"
+	@$(PY) -m pip install -q --disable-pip-version-check "pip>=21.3"  # older ones cannot install pyproject.toml with -e
+	@$(PY) -m pip install -q --disable-pip-version-check -e '.[test]' $(EXTRA)
+	@touch $@
+
+clean:
+	rm -rf .venv .venv-3.* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

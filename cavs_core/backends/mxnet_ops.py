@@ -1,0 +1,119 @@
+"""Any MXNet device, any dtype, any op of the table: regions run as one CachedOp, gathers as MXNet operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..mxnet_compat import mx
+from ..ops import TABLE
+from ..partition import Step
+from ..program import Spec
+from ..rows import lower
+
+__all__ = ["MXNetBackend"]
+
+nd, sym = mx.nd, mx.sym
+
+
+class MXNetBackend:
+    """Runs steps on the device of the arrays it is given.
+
+    A backend offers: arrays (`empty`, `zeros`, `rows`, `index`), gathers (`take`, `segment_sum`, `segment_max`,
+    `repeat`, `add`), and `compile_region`, which turns a run of instructions into a function of arrays.
+    """
+
+    def __init__(self, ctx):
+        self.ctx = ctx
+
+    # ---- arrays ------------------------------------------------------------------------------
+
+    def empty(self, shape: Sequence[int], dtype: str):
+        return nd.empty(tuple(shape), ctx=self.ctx, dtype=dtype)
+
+    def zeros(self, shape: Sequence[int], dtype: str):
+        return nd.zeros(tuple(shape), ctx=self.ctx, dtype=dtype)
+
+    def index(self, rows: np.ndarray):
+        """Row numbers as an array that `take` and the segment functions read."""
+        return nd.array(rows.astype(np.int32), ctx=self.ctx, dtype=np.int32)
+
+    @staticmethod
+    def rows(array, start: int, stop: int):
+        """A view of rows start:stop."""
+        return array if start == 0 and stop == array.shape[0] else array._slice(start, stop)
+
+    @staticmethod
+    def reshape(array, shape: Sequence[int]):
+        """A view with another shape."""
+        return array.reshape(tuple(shape))
+
+    @staticmethod
+    def fill_row(array, row: int, value=None) -> None:
+        """Set one row to a value, or to zero."""
+        array._slice(row, row + 1)[:] = 0 if value is None else value.reshape((1, *array.shape[1:]))
+
+    # ---- gathers -----------------------------------------------------------------------------
+
+    @staticmethod
+    def take(array, index, out=None):
+        return nd.take(array, index, mode="clip", out=out)
+
+    @staticmethod
+    def segment_sum(values, segment, num_segments: int, out=None):
+        """Add up the values of each segment; `segment` holds the segment number of each value."""
+        # the gradient of gather_nd adds where an index comes twice (scatter_nd overwrites)
+        return nd._internal._backward_gather_nd(values, segment.reshape((1, -1)),
+                                                shape=(num_segments, *values.shape[1:]), out=out)
+
+    def segment_max(self, values, indptr: np.ndarray, out=None):
+        """The maximum of each segment, none of them empty, as a tournament: log2(longest segment) rounds."""
+        counts = np.diff(indptr)
+        while len(values) > len(counts):
+            starts = np.concatenate([[0], np.cumsum(counts)])
+            halves = (counts + 1) // 2
+            rank = np.arange(halves.sum()) - np.repeat(np.cumsum(halves) - halves, halves)
+            left = np.repeat(starts[:-1], halves) + 2 * rank
+            right = np.minimum(left + 1, np.repeat(starts[1:], halves) - 1)
+            values = nd.maximum(self.take(values, self.index(left)), self.take(values, self.index(right)))
+            counts = halves
+        if out is None:
+            return values
+        out[:] = values
+        return out
+
+    @staticmethod
+    def repeat(value, num_rows: int, out=None):
+        """A shared value as `num_rows` rows."""
+        return nd.broadcast_to(value.reshape((1, *value.shape)), shape=(num_rows, *value.shape), out=out)
+
+    @staticmethod
+    def add(x, y):
+        return x + y
+
+    # ---- regions -----------------------------------------------------------------------------
+
+    @staticmethod
+    def compile_region(step: Step, specs: Sequence[Spec]):
+        """A function (inputs, outs) -> outputs; `outs` are the arrays to write, or None for new ones."""
+        low = lower(step.instrs, specs, step.inputs, step.outputs)
+        symbols: list = [None] * low.num_arrays
+        names = {a: f"x{a}" for a in low.inputs}
+        for a, name in names.items():
+            symbols[a] = sym.var(name)
+        for instr in low.instrs:
+            made = TABLE[instr.op].mxnet(sym, instr.attrs, *[symbols[a] for a in instr.inputs])
+            for k, a in enumerate(instr.outputs):
+                symbols[a] = made[k]
+        # Blocked outputs: CachedOp would else build a gradient graph, which some of our ops do not have.
+        graph = sym.Group([sym.BlockGrad(symbols[a]) for a in low.outputs])
+        cached = nd.CachedOp(graph)
+        arrays = {name: k for k, name in enumerate(names.values())}
+        arguments = [arrays[name] for name in graph.list_inputs()]
+
+        def run(inputs, outs):
+            made = cached(*[inputs[k] for k in arguments], out=outs)
+            return made if isinstance(made, list) else [made]
+
+        return run

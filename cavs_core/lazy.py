@@ -1,0 +1,233 @@
+"""LazyArray: an NDArray whose value comes later; and the hook that shows every operator call to a listener.
+
+A LazyArray belongs to an owner and carries a token; the owner alone knows what the token means. A listener sees
+the calls of its own thread while it is installed; other threads are untouched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+
+import numpy as np
+
+from .mxnet_compat import mx
+
+__all__ = ["LazyArray", "Listener", "listening", "operator_name"]
+
+NDArray = mx.nd.NDArray
+_Base = NDArray.__mro__[1]                      # NDArrayBase: the class that has the slots
+_OWNER, _TOKEN = _Base.__dict__["handle"], _Base.__dict__["writable"]
+
+
+class _LazyType(type(NDArray)):
+    """Three places of mxnet/ndarray.py test `type(x) == NDArray`; a LazyArray must pass or they recurse for ever."""
+
+    def __eq__(cls, other):
+        return cls is other or other is NDArray
+
+    def __hash__(cls):
+        return type.__hash__(cls)
+
+
+class LazyArray(NDArray, metaclass=_LazyType):
+    """An NDArray without a value yet. Shape, dtype and context answer at once; the owner supplies the rest.
+
+    The owner offers `spec_of(token) -> (shape, dtype)`, `context`, `value_of(array) -> handle` for whoever needs the
+    value, and `released(token)`.
+    """
+
+    __slots__ = ()      # the two slots of NDArray's base hold owner and token until the value exists
+
+    def __init__(self, owner, token):
+        _OWNER.__set__(self, owner)
+        _TOKEN.__set__(self, token)
+
+    def __del__(self):  # NDArray's own reads `handle`, which would ask for the value
+        _OWNER.__get__(self).released(_TOKEN.__get__(self))
+
+    handle = property(lambda self: _OWNER.__get__(self).value_of(self))
+    writable = property(lambda self: True)
+    shape = property(lambda self: self.owner.spec_of(self.token)[0])
+    dtype = property(lambda self: np.dtype(self.owner.spec_of(self.token)[1]).type)
+    context = property(lambda self: self.owner.context)
+    ctx = context
+    stype = property(lambda self: "default")
+    ndim = property(lambda self: len(self.shape))
+    size = property(lambda self: int(np.prod(self.shape)))
+    owner = property(lambda self: _OWNER.__get__(self))
+    token = property(lambda self: _TOKEN.__get__(self))
+
+    def rebind(self, token):
+        """Let this array stand for another value of its owner: what an in-place operator does to a name."""
+        _TOKEN.__set__(self, token)
+
+    def __repr__(self):
+        return f"<LazyArray {'x'.join(map(str, self.shape))} @{self.context}>"
+
+    def __len__(self):
+        return self.shape[0]
+
+    def reshape(self, *shape, **kwargs):
+        if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
+            shape = tuple(shape[0])
+        shape = shape or kwargs.pop("shape")
+        return mx.nd.reshape(self, shape=shape, reverse=kwargs.pop("reverse", False))
+
+    def __getitem__(self, key):
+        """MXNet's basic indexing as operators: a slice, then a reshape for dropped and new axes."""
+        if isinstance(key, (NDArray, list, np.ndarray)):
+            index = key if isinstance(key, NDArray) else mx.nd.array(key, ctx=self.context, dtype="int32")
+            return mx.nd.take(self, index)
+        begin, end, step, shape = _basic_index(self.shape, key if isinstance(key, tuple) else (key,))
+        part = self
+        if (begin, end) != ((0,) * self.ndim, self.shape) or set(step) != {1}:
+            part = mx.nd.slice(self, begin=begin, end=end, step=step)
+        return part if part.shape == shape and part is not self else part.reshape(shape)
+
+    def __iter__(self):
+        return (self[i] for i in range(self.shape[0]))
+
+
+def _basic_index(shape, key):
+    """Begin, end and step of every axis, and the shape that remains."""
+    named = [k for k in key if k is not None and k is not Ellipsis]
+    if len(named) > len(shape):
+        raise IndexError(f"too many indices ({len(named)}) for an array of shape {shape}")
+    if not any(k is Ellipsis for k in key):
+        key = (*key, Ellipsis)
+    at = next(i for i, k in enumerate(key) if k is Ellipsis)
+    key = key[:at] + (slice(None),) * (len(shape) - len(named)) + key[at + 1:]
+    begin, end, step, kept, axis = [], [], [], [], 0
+    for k in key:
+        if k is None:
+            kept.append(1)
+            continue
+        n = shape[axis]
+        if isinstance(k, slice):
+            start, stop, stride = k.indices(n)
+            kept.append(len(range(start, stop, stride)))
+            begin.append(start), end.append(stop if stop >= 0 else None), step.append(stride)
+        elif isinstance(k, (int, np.integer)):
+            if not -n <= k < n:
+                raise IndexError(f"index {k} is out of bounds for axis {axis} with size {n}")
+            begin.append(int(k) % n), end.append(int(k) % n + 1), step.append(1)
+        else:
+            raise TypeError(f"a LazyArray cannot be indexed by {k!r} together with other indices")
+        axis += 1
+    return tuple(begin), tuple(end), tuple(step), tuple(kept) or (1,)
+
+
+# ---- the hook --------------------------------------------------------------------------------
+
+
+class Listener:
+    """What a listener may override; each method sees calls of the thread that installed it."""
+
+    def on_operator(self, name, arrays, attrs, out, call):
+        """An operator call; `call()` runs it as MXNet would. Returns what the caller gets."""
+        return call()
+
+    def on_parameter(self, parameter, array):
+        """`Parameter.data` returned an array."""
+
+    def on_block(self, block, args, call):
+        """A block is called; `call()` runs it."""
+        return call()
+
+    def on_hybrid_call(self, block, args, call):
+        """A hybridized block would run its cached graph; `call()` does that."""
+        return call()
+
+
+class _Local(threading.local):
+    listener = None         # a class default: cheaper than getattr with a default on a missing name
+
+
+_local = _Local()
+_lock = threading.Lock()
+_installed = 0
+_register = mx.ndarray.register
+_names: dict[int, str] = {}
+_originals = {}
+
+
+@contextlib.contextmanager
+def listening(listener):
+    """Show the operator calls of this thread to `listener` (None: to nobody)."""
+    global _installed
+    with _lock:
+        if _installed == 0:
+            _install()
+        _installed += 1
+    before = _local.listener
+    _local.listener = listener
+    try:
+        yield listener
+    finally:
+        _local.listener = before
+        with _lock:
+            _installed -= 1
+            if _installed == 0:
+                _uninstall()
+
+
+def _install():
+    """Wrap five functions of MXNet; each asks for the listener of its own thread."""
+    invoke, block_call = _register._imperative_invoke, mx.gluon.Block.__call__
+    data, cached = mx.gluon.Parameter.data, mx.gluon.HybridBlock._call_cached_op
+    finish_init = mx.gluon.Parameter._finish_deferred_init
+
+    def hooked_invoke(handle, ndargs, keys, vals, out, is_np_op, output_is_list):
+        listener = _local.listener
+        if listener is None:
+            return invoke(handle, ndargs, keys, vals, out, is_np_op, output_is_list)
+        return listener.on_operator(
+            operator_name(handle), ndargs, dict(zip(keys, vals)), out,
+            lambda: invoke(handle, ndargs, keys, vals, out, is_np_op, output_is_list))
+
+    def hooked_block_call(self, *args):
+        listener = _local.listener
+        if listener is None:
+            return block_call(self, *args)
+        return listener.on_block(self, args, lambda: block_call(self, *args))
+
+    def hooked_data(self, ctx=None):
+        array = data(self, ctx)
+        if _local.listener is not None:
+            _local.listener.on_parameter(self, array)
+        return array
+
+    def hooked_cached(self, *args):
+        listener = _local.listener
+        if listener is None:
+            return cached(self, *args)
+        return listener.on_hybrid_call(self, args, lambda: cached(self, *args))
+
+    def hooked_finish_init(self):
+        with listening(None):           # an initializer's operators are nobody's program
+            return finish_init(self)
+
+    for owner, name, wrapper in ((_register, "_imperative_invoke", hooked_invoke),
+                                 (mx.gluon.Block, "__call__", hooked_block_call),
+                                 (mx.gluon.Parameter, "data", hooked_data),
+                                 (mx.gluon.Parameter, "_finish_deferred_init", hooked_finish_init),
+                                 (mx.gluon.HybridBlock, "_call_cached_op", hooked_cached)):
+        _originals[owner, name] = getattr(owner, name)
+        setattr(owner, name, wrapper)
+
+
+def _uninstall():
+    for (owner, name), original in _originals.items():
+        setattr(owner, name, original)
+    _originals.clear()
+
+
+def operator_name(handle):
+    """MXNet's name of the operator behind a handle."""
+    if handle not in _names:
+        name = ctypes.c_char_p()
+        mx.base.check_call(mx.base._LIB.MXSymbolGetAtomicSymbolName(ctypes.c_void_p(handle), ctypes.byref(name)))
+        _names[handle] = name.value.decode()
+    return _names[handle]

@@ -1,0 +1,227 @@
+"""An op is one object; the table maps MXNet's operator names to them; a Builder makes programs of them.
+
+A plain op states five things:
+
+    infer    shape rule      per-sample shapes and dtypes of the outputs
+    rows     row rule        the same call on whole arrays with a new leading axis, as array instructions
+    grad     gradient        as instructions of this table
+    numpy    body            on whole arrays
+    mxnet    body            on whole arrays; `F` is mx.sym when a region is compiled
+
+A composite op states only `expand`: how it is written in plain ops; the five follow.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import KindError, ProgramError, UnsupportedOpError
+from ..program import CHILD, ROW, SHARED, Instr, Program, Spec
+
+__all__ = ["TABLE", "Op", "Composite", "Builder", "register", "lookup", "Required", "normal_axis", "axes_of"]
+
+TABLE: dict[str, Op] = {}
+
+
+class Required:
+    """Marks an attribute without a default."""
+
+
+class Op:
+    """A plain op. Subclasses or instances fill in the five rules."""
+
+    #: attribute name -> default; values arrive as Python objects or as MXNet's strings
+    attrs: dict[str, Any] = {}
+    #: attributes that MXNet takes and that change nothing here
+    ignored: tuple[str, ...] = ()
+    #: a new row axis changes nothing: the call on whole arrays is the call on one sample
+    rowwise = False
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def normalise(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Fill in defaults and turn MXNet's attribute strings into Python values."""
+        full = dict(self.attrs)
+        for key, value in given.items():
+            if key in full:
+                full[key] = literal(value)
+            elif key not in self.ignored and not key.startswith("__"):
+                raise ProgramError(f"{self.name}: unknown attribute {key}={value!r}; known: {sorted(self.attrs)}")
+        for key, value in full.items():
+            if value is Required:
+                raise ProgramError(f"{self.name}: attribute {key!r} is missing")
+        return full
+
+    def infer(self, a: dict[str, Any], *specs: Spec) -> list[tuple[tuple[int, ...], str]]:
+        raise NotImplementedError(self.name)
+
+    def kind(self, specs: Sequence[Spec]) -> str:
+        """The kind of the outputs: that of the inputs, SHARED giving way."""
+        kinds = {s.kind for s in specs} - {SHARED}
+        if kinds == {ROW, CHILD}:
+            raise KindError(
+                f"`{self.name}` mixes a value of the vertex with a value of its children (from gather_all). "
+                "Use v.spread(x) to show x to every child, or reduce the children with .sum(), .max() or .mean().")
+        return kinds.pop() if kinds else SHARED
+
+    def rows(self, e, a: dict[str, Any], *xs):
+        """Default: the call itself, shared operands seen by every row as a leading axis of one."""
+        if not self.rowwise:
+            raise NotImplementedError(self.name)
+        return e.emit(self.name, *[x.lift() for x in xs], **a)
+
+    def can_sum_rows(self, specs: Sequence[Spec]) -> bool:
+        """Whether `summed_rows` makes the sum over all rows of the result without making the rows."""
+        return False
+
+    def summed_rows(self, e, a: dict[str, Any], *xs):
+        raise NotImplementedError(self.name)
+
+    def grad(self, b: Builder, a: dict[str, Any], xs: list[int], ys: list[int], dys: list[int]) -> list[int | None]:
+        return [None] * len(xs)
+
+    def numpy(self, a: dict[str, Any], *xs):
+        raise NotImplementedError(self.name)
+
+    def mxnet(self, F, a: dict[str, Any], *xs):
+        return (getattr(F, self.name, None) or getattr(F._internal, self.name))(*xs, **a)
+
+    def build(self, b: Builder, a: dict[str, Any], xs: Sequence[int]) -> list[int]:
+        specs = [b.specs[x] for x in xs]
+        return b.append(self, a, xs, self.infer(a, *specs), self.kind(specs))
+
+
+class Composite(Op):
+    """An op that is written in other ops: `expand(b, a, *xs)` returns its output value(s)."""
+
+    def expand(self, b: Builder, a: dict[str, Any], *xs: int):
+        raise NotImplementedError(self.name)
+
+    def build(self, b: Builder, a: dict[str, Any], xs: Sequence[int]) -> list[int]:
+        out = self.expand(b, a, *xs)
+        return list(out) if isinstance(out, (list, tuple)) else [out]
+
+
+def register(op: Op, *aliases: str) -> Op:
+    for name in (op.name, *aliases):
+        if name in TABLE:
+            raise AssertionError(f"op {name} is registered twice")
+        TABLE[name] = op
+    return op
+
+
+def lookup(name: str, origin: str = "") -> Op:
+    try:
+        return TABLE[name]
+    except KeyError:
+        where = f" (called by {origin})" if origin else ""
+        raise UnsupportedOpError(
+            f"operator `{name}`{where} is not in the op table. Call it outside the vertex function, "
+            f"or add it in cavs_core/ops/ ({len(TABLE)} operators are known).") from None
+
+
+def literal(value: Any) -> Any:
+    """MXNet's textual attributes as Python values; anything else as it is."""
+    if isinstance(value, str):
+        try:
+            return ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list):
+        return tuple(value)
+    return value
+
+
+class Builder:
+    """Appends instructions to a program; shapes are inferred and checked on the way."""
+
+    def __init__(self, program: Program | None = None):
+        self.program = program if program is not None else Program()
+        self.specs = self.program.specs
+        self.origin = ""
+
+    def input(self, spec: Spec, source: Any) -> int:
+        self.specs.append(spec)
+        value = len(self.specs) - 1
+        self.program.inputs[value] = source
+        return value
+
+    def append(self, op: Op, a: dict[str, Any], xs: Sequence[int], outs, kind: str) -> list[int]:
+        first = len(self.specs)
+        self.specs.extend(Spec(tuple(shape), dtype, kind) for shape, dtype in outs)
+        values = list(range(first, len(self.specs)))
+        self.program.instrs.append(
+            Instr(op.name, tuple(sorted(a.items())), tuple(xs), tuple(values), self.origin))
+        return values
+
+    def call(self, name: str, xs: Sequence[int], attrs: dict[str, Any]) -> list[int]:
+        """Append one call with raw attributes; the outputs' values."""
+        op = lookup(name, self.origin)
+        try:
+            return op.build(self, op.normalise(attrs), xs)
+        except (ProgramError, KindError):
+            raise
+        except (ValueError, TypeError, IndexError) as err:
+            shapes = ", ".join(str(self.specs[x]) for x in xs)
+            where = f" (called by {self.origin})" if self.origin else ""
+            raise ProgramError(f"{name}({shapes}; {attrs}){where}: {err}") from err
+
+    def emit(self, name: str, *xs: int, **attrs: Any) -> int:
+        """Append one call; its only output."""
+        out = self.call(name, xs, attrs)
+        assert len(out) == 1, name
+        return out[0]
+
+    # ---- short words for rules ---------------------------------------------------------------
+
+    def shape(self, x: int) -> tuple[int, ...]:
+        return self.specs[x].shape
+
+    def reshape(self, x: int, shape: Sequence[int]) -> int:
+        return x if self.shape(x) == tuple(shape) else self.emit("Reshape", x, shape=tuple(shape))
+
+    def add(self, x: int, y: int) -> int:
+        return self.emit("broadcast_add", x, y)
+
+    def sub(self, x: int, y: int) -> int:
+        return self.emit("broadcast_sub", x, y)
+
+    def mul(self, x: int, y: int) -> int:
+        return self.emit("broadcast_mul", x, y)
+
+    def div(self, x: int, y: int) -> int:
+        return self.emit("broadcast_div", x, y)
+
+    def scale(self, x: int, scalar: float) -> int:
+        return self.emit("_mul_scalar", x, scalar=float(scalar))
+
+    def shift(self, x: int, scalar: float) -> int:
+        return self.emit("_plus_scalar", x, scalar=float(scalar))
+
+    def sum_to(self, x: int, shape: tuple[int, ...]) -> int:
+        """Undo broadcasting: add up the axes along which a value of `shape` was repeated."""
+        have = self.shape(x)
+        axes = tuple(i for i, (n, m) in enumerate(zip(have, shape)) if n != m)
+        return self.emit("reduce_sum", x, axis=axes) if axes else x
+
+
+def normal_axis(axis: int, ndim: int) -> int:
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"axis {axis} is out of range for {ndim} dimensions")
+    return axis % ndim
+
+
+def axes_of(axis: Any, ndim: int, exclude: bool = False) -> tuple[int, ...]:
+    """MXNet's axis attribute (None, int or tuple; empty means all) as a sorted tuple."""
+    if axis is None or axis == ():
+        axes: tuple[int, ...] = tuple(range(ndim))
+        return () if exclude else axes
+    axes = tuple(sorted({normal_axis(i, ndim) for i in ((axis,) if isinstance(axis, int) else axis)}))
+    return tuple(i for i in range(ndim) if i not in axes) if exclude else axes

@@ -1,0 +1,236 @@
+"""Reductions and softmax. The plain reductions keep their axes; the MXNet names drop them where asked to."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import ProgramError
+from .base import Composite, Op, Required, axes_of, normal_axis, register
+
+
+class Reduce(Op):
+    """f over the given axes, which stay as size 1."""
+
+    attrs = {"axis": Required}
+
+    def __init__(self, name, body, mxnet_name):
+        super().__init__(name)
+        self.body, self.mxnet_name = body, mxnet_name
+
+    def infer(self, a, x):
+        return [(tuple(1 if i in a["axis"] else n for i, n in enumerate(x.shape)), x.dtype)]
+
+    def rows(self, e, a, x):
+        return e.emit(self.name, x.array, axis=tuple(i + 1 for i in a["axis"]))
+
+    def numpy(self, a, x):
+        return self.body(x, axis=a["axis"], keepdims=True).astype(x.dtype)
+
+    def mxnet(self, F, a, x):
+        return getattr(F, self.mxnet_name)(x, axis=a["axis"], keepdims=True)
+
+
+class ReduceSum(Reduce):
+    def grad(self, b, a, xs, ys, dys):
+        return [b.emit("broadcast_to", dys[0], shape=b.shape(xs[0]))]
+
+    def can_sum_rows(self, specs):
+        return True
+
+    def summed_rows(self, e, a, x):
+        total = e.emit(self.name, x.array, axis=(0, *[i + 1 for i in a["axis"]]))
+        shape = tuple(1 if i in a["axis"] else n for i, n in enumerate(x.shape))
+        return e.emit("Reshape", total, shape=shape)
+
+
+class ReduceExtreme(Reduce):
+    """Every element that equals the extreme gets its gradient, as in MXNet."""
+
+    def grad(self, b, a, xs, ys, dys):
+        return [b.mul(b.emit("broadcast_equal", xs[0], ys[0]), dys[0])]
+
+
+class ReduceProd(Reduce):
+    def grad(self, b, a, xs, ys, dys):
+        return [b.mul(b.div(ys[0], xs[0]), dys[0])]
+
+
+register(ReduceSum("reduce_sum", np.sum, "sum"))
+register(ReduceExtreme("reduce_max", np.max, "max"))
+register(ReduceExtreme("reduce_min", np.min, "min"))
+register(ReduceProd("reduce_prod", np.prod, "prod"))
+
+
+def _reduced_shape(shape, axes, keepdims):
+    if keepdims:
+        return tuple(1 if i in axes else n for i, n in enumerate(shape))
+    return tuple(n for i, n in enumerate(shape) if i not in axes) or (1,)
+
+
+class Reduction(Composite):
+    """An MXNet reduction: axis None, int or tuple; keepdims; exclude."""
+
+    attrs = {"axis": None, "keepdims": False, "exclude": False}
+
+    def reduce(self, b, a, x, axes):
+        return b.emit("reduce_" + self.name, x, axis=axes)
+
+    def expand(self, b, a, x):
+        shape = b.shape(x)
+        axes = axes_of(a["axis"], len(shape), a.get("exclude", False))
+        if not axes:
+            return b.emit("_copy", x)
+        return b.reshape(self.reduce(b, a, x, axes), _reduced_shape(shape, axes, a["keepdims"]))
+
+
+class Mean(Reduction):
+    def reduce(self, b, a, x, axes):
+        count = int(np.prod([b.shape(x)[i] for i in axes]))
+        return b.scale(b.emit("reduce_sum", x, axis=axes), 1.0 / count)
+
+
+class Norm(Reduction):
+    attrs = {"ord": 2, "axis": None, "keepdims": False, "out_dtype": None}
+
+    def reduce(self, b, a, x, axes):
+        if a["ord"] == 1:
+            return b.emit("reduce_sum", b.emit("abs", x), axis=axes)
+        if a["ord"] != 2:
+            raise ProgramError(f"norm: ord={a['ord']} is not supported; MXNet knows 1 and 2")
+        return b.emit("l2_norm", x, axis=axes)
+
+
+class L2Norm(Reduce):
+    """sqrt(sum x^2); written out so that its gradient is x / norm."""
+
+    def grad(self, b, a, xs, ys, dys):
+        return [b.mul(b.div(xs[0], ys[0]), dys[0])]
+
+    def mxnet(self, F, a, x):
+        return F.sqrt(F.sum(F.square(x), axis=a["axis"], keepdims=True))
+
+
+register(Reduction("sum"), "sum_axis")
+register(Mean("mean"))
+register(Reduction("max"), "max_axis")
+register(Reduction("min"), "min_axis")
+register(Reduction("prod"))
+register(Norm("norm"))
+register(L2Norm("l2_norm", lambda x, axis, keepdims: np.sqrt(np.sum(x * x, axis=axis, keepdims=keepdims)), "norm"))
+
+
+class ArgReduce(Op):
+    """Index of the extreme along one axis, as numbers of the operand's own dtype; not differentiable."""
+
+    attrs = {"axis": Required}
+
+    def __init__(self, name, body, mxnet_name):
+        super().__init__(name)
+        self.body, self.mxnet_name = body, mxnet_name
+
+    def infer(self, a, x):
+        return [(tuple(1 if i == a["axis"] else n for i, n in enumerate(x.shape)), x.dtype)]
+
+    def rows(self, e, a, x):
+        return e.emit(self.name, x.array, axis=a["axis"] + 1)
+
+    def numpy(self, a, x):
+        return np.expand_dims(self.body(x, axis=a["axis"]), a["axis"]).astype(x.dtype)
+
+    def mxnet(self, F, a, x):
+        return getattr(F, self.mxnet_name)(x, axis=a["axis"], keepdims=True)
+
+
+class ArgReduction(Composite):
+    attrs = {"axis": None, "keepdims": False}
+
+    def expand(self, b, a, x):
+        shape = b.shape(x)
+        if a["axis"] is None:
+            flat = b.reshape(x, (int(np.prod(shape)),))
+            index = b.emit("reduce_" + self.name, flat, axis=0)
+            return b.reshape(index, (1,) * len(shape) if a["keepdims"] else (1,))
+        axis = normal_axis(a["axis"], len(shape))
+        index = b.emit("reduce_" + self.name, x, axis=axis)
+        return b.reshape(index, _reduced_shape(shape, (axis,), a["keepdims"]))
+
+
+register(ArgReduce("reduce_argmax", np.argmax, "argmax"))
+register(ArgReduce("reduce_argmin", np.argmin, "argmin"))
+register(ArgReduction("argmax"))
+register(ArgReduction("argmin"))
+
+
+# ---- softmax ---------------------------------------------------------------------------------
+
+
+class SoftmaxOp(Op):
+    attrs = {"axis": Required}
+
+    def infer(self, a, x):
+        return [(x.shape, x.dtype)]
+
+    def rows(self, e, a, x):
+        return e.emit(self.name, x.array, axis=a["axis"] + 1)
+
+
+class SoftmaxPlain(SoftmaxOp):
+    def grad(self, b, a, xs, ys, dys):
+        weighted = b.mul(dys[0], ys[0])
+        return [b.sub(weighted, b.mul(ys[0], b.emit("reduce_sum", weighted, axis=(a["axis"],))))]
+
+    def numpy(self, a, x):
+        e = np.exp(x - x.max(axis=a["axis"], keepdims=True))
+        return e / e.sum(axis=a["axis"], keepdims=True)
+
+    def mxnet(self, F, a, x):
+        return F.softmax(x, axis=a["axis"])
+
+
+class LogSoftmaxPlain(SoftmaxOp):
+    def grad(self, b, a, xs, ys, dys):
+        total = b.emit("reduce_sum", dys[0], axis=(a["axis"],))
+        return [b.sub(dys[0], b.mul(b.emit("exp", ys[0]), total))]
+
+    def numpy(self, a, x):
+        x = x - x.max(axis=a["axis"], keepdims=True)
+        return x - np.log(np.exp(x).sum(axis=a["axis"], keepdims=True))
+
+    def mxnet(self, F, a, x):
+        return F.log_softmax(x, axis=a["axis"])
+
+
+class SoftmaxFront(Composite):
+    attrs = {"axis": -1, "temperature": None, "dtype": None, "use_length": False}
+
+    def __init__(self, name, plain, sign=1.0):
+        super().__init__(name)
+        self.plain, self.sign = plain, sign
+
+    def expand(self, b, a, x, *length):
+        if a["use_length"]:
+            raise ProgramError(f"{self.name}: use_length=True is not supported; mask with where() instead")
+        factor = self.sign / (a["temperature"] or 1.0)
+        if factor != 1.0:
+            x = b.scale(x, factor)
+        y = b.emit(self.plain, x, axis=normal_axis(a["axis"], len(b.shape(x))))
+        return y if a["dtype"] in (None, "None") else b.emit("Cast", y, dtype=a["dtype"])
+
+
+class SoftmaxActivation(Composite):
+    attrs = {"mode": "instance"}
+
+    def expand(self, b, a, x):
+        shape = b.shape(x)
+        if a["mode"] == "channel":
+            return b.emit("softmax_plain", x, axis=1)
+        flat = b.reshape(x, (shape[0], int(np.prod(shape[1:]))))
+        return b.reshape(b.emit("softmax_plain", flat, axis=1), shape)
+
+
+register(SoftmaxPlain("softmax_plain"))
+register(LogSoftmaxPlain("log_softmax_plain"))
+register(SoftmaxFront("softmax", "softmax_plain"))
+register(SoftmaxFront("log_softmax", "log_softmax_plain"))
+register(SoftmaxFront("softmin", "softmax_plain", sign=-1.0))
+register(SoftmaxActivation("SoftmaxActivation"))

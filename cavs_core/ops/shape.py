@@ -1,0 +1,470 @@
+"""Shapes: reshape and its relatives, transpose, concat and split, slices, broadcasting."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import ProgramError
+from .base import Composite, Op, Required, axes_of, normal_axis, register
+
+
+def resolve_reshape(shape, codes, reverse=False):
+    """MXNet's reshape codes: 0 copy, -1 infer, -2 copy the rest, -3 merge two, -4 split one."""
+    if reverse:
+        return resolve_reshape(shape[::-1], _reversed_codes(codes))[::-1]
+    out, i, infer, j = [], 0, None, 0
+    while j < len(codes):
+        code = codes[j]
+        if code == 0:
+            out.append(shape[i])
+            i += 1
+        elif code == -1:
+            infer = len(out)
+            out.append(1)
+            i += 1
+        elif code == -2:
+            out.extend(shape[i:])
+            i = len(shape)
+        elif code == -3:
+            out.append(shape[i] * shape[i + 1])
+            i += 2
+        elif code == -4:
+            first, second = codes[j + 1], codes[j + 2]
+            first = shape[i] // second if first == -1 else first
+            second = shape[i] // first if second == -1 else second
+            out.extend((first, second))
+            i, j = i + 1, j + 2
+        else:
+            out.append(code)
+            i += 1
+        j += 1
+    size = int(np.prod(shape))
+    if infer is not None:
+        out[infer] = size // max(1, int(np.prod(out)))
+    if int(np.prod(out)) != size:
+        raise ProgramError(f"cannot reshape {tuple(shape)} to {tuple(codes)}")
+    return tuple(out)
+
+
+def _reversed_codes(codes):
+    """Codes read from the right; the two factors of -4 stay behind it."""
+    groups, j = [], 0
+    while j < len(codes):
+        width = 3 if codes[j] == -4 else 1
+        group = list(codes[j:j + width])
+        groups.append([group[0], *group[:0:-1]])
+        j += width
+    return [code for group in reversed(groups) for code in group]
+
+
+class Reshape(Op):
+    attrs = {"shape": (), "reverse": False}
+    ignored = ("target_shape", "keep_highest")
+
+    def infer(self, a, x):
+        return [(a["shape"], x.dtype)]
+
+    def build(self, b, a, xs):
+        shape = a["shape"]
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        target = resolve_reshape(b.shape(xs[0]), shape, a["reverse"])
+        return super().build(b, {"shape": target}, xs)
+
+    def rows(self, e, a, x):
+        return e.emit(self.name, x.array, shape=(0, *a["shape"]))
+
+    def grad(self, b, a, xs, ys, dys):
+        return [b.reshape(dys[0], b.shape(xs[0]))]
+
+    def numpy(self, a, x):
+        return x.reshape(resolve_reshape(x.shape, a["shape"]))
+
+    def mxnet(self, F, a, x):
+        return F.reshape(x, shape=a["shape"])
+
+
+register(Reshape("Reshape"), "reshape")
+
+
+class Reshaping(Composite):
+    """Ops that only rename the axes of the same memory: `target(shape, attrs)` gives the new shape."""
+
+    def __init__(self, name, attrs, target):
+        super().__init__(name)
+        self.attrs, self.target = attrs, target
+
+    def expand(self, b, a, x, *like):
+        shape = self.target(b.shape(x), a, *[b.shape(v) for v in like])
+        return b.reshape(x, shape) if b.shape(x) != shape else b.emit("_copy", x)
+
+
+def _expanded(shape, a):
+    axis = normal_axis(a["axis"], len(shape) + 1)
+    return shape[:axis] + (1,) + shape[axis:]
+
+
+def _squeezed(shape, a):
+    if a["axis"] is None:
+        return tuple(n for n in shape if n != 1) or (1,)
+    axes = axes_of(a["axis"], len(shape))
+    if any(shape[i] != 1 for i in axes):
+        raise ProgramError(f"squeeze: axis {a['axis']} of shape {shape} is not 1")
+    return tuple(n for i, n in enumerate(shape) if i not in axes) or (1,)
+
+
+def _like(shape, a, other):
+    if a["lhs_begin"] is None and a["lhs_end"] is None and a["rhs_begin"] is None and a["rhs_end"] is None:
+        return other
+    lb, le, _ = slice(a["lhs_begin"], a["lhs_end"]).indices(len(shape))
+    rb, re, _ = slice(a["rhs_begin"], a["rhs_end"]).indices(len(other))
+    return shape[:lb] + other[rb:re] + shape[le:]
+
+
+register(Reshaping("expand_dims", {"axis": Required}, _expanded))
+register(Reshaping("squeeze", {"axis": None}, _squeezed))
+register(Reshaping("Flatten", {}, lambda shape, a: (shape[0], int(np.prod(shape[1:])))), "flatten")
+register(Reshaping("reshape_like", dict.fromkeys(("lhs_begin", "lhs_end", "rhs_begin", "rhs_end")), _like))
+
+
+class Transpose(Op):
+    attrs = {"axes": ()}
+
+    def build(self, b, a, xs):
+        ndim = len(b.shape(xs[0]))
+        axes = tuple(normal_axis(i, ndim) for i in a["axes"]) if a["axes"] else tuple(range(ndim))[::-1]
+        if sorted(axes) != list(range(ndim)):
+            raise ProgramError(f"transpose: axes {a['axes']} do not name each of {ndim} axes once")
+        return super().build(b, {"axes": axes}, xs)
+
+    def infer(self, a, x):
+        return [(tuple(x.shape[i] for i in a["axes"]), x.dtype)]
+
+    def rows(self, e, a, x):
+        return e.emit(self.name, x.array, axes=(0, *[i + 1 for i in a["axes"]]))
+
+    def grad(self, b, a, xs, ys, dys):
+        return [b.emit(self.name, dys[0], axes=tuple(int(i) for i in np.argsort(a["axes"])))]
+
+    def numpy(self, a, x):
+        return np.transpose(x, a["axes"])
+
+
+class SwapAxis(Composite):
+    attrs = {"dim1": 0, "dim2": 0}
+
+    def expand(self, b, a, x):
+        axes = list(range(len(b.shape(x))))
+        i, j = (normal_axis(a[k], len(axes)) for k in ("dim1", "dim2"))
+        axes[i], axes[j] = axes[j], axes[i]
+        return b.emit("transpose", x, axes=tuple(axes))
+
+
+register(Transpose("transpose"))
+register(SwapAxis("SwapAxis"), "swapaxes")
+
+
+class Concat(Op):
+    attrs = {"dim": 1}
+    ignored = ("num_args",)
+
+    def build(self, b, a, xs):
+        return super().build(b, {"dim": normal_axis(a["dim"], len(b.shape(xs[0])))}, xs)
+
+    def infer(self, a, *xs):
+        dim, first = a["dim"], xs[0]
+        rest = {x.shape[:dim] + x.shape[dim + 1:] for x in xs}
+        if len(rest) > 1 or len({x.dtype for x in xs}) > 1:
+            raise ProgramError(f"Concat along {dim}: operands {[str(x) for x in xs]} do not fit")
+        total = sum(x.shape[dim] for x in xs)
+        return [(first.shape[:dim] + (total,) + first.shape[dim + 1:], first.dtype)]
+
+    def rows(self, e, a, *xs):
+        return e.emit(self.name, *[x.stack(xs) for x in xs], dim=a["dim"] + 1)
+
+    def grad(self, b, a, xs, ys, dys):
+        dim, start, grads = a["dim"], 0, []
+        for x in xs:
+            stop = start + b.shape(x)[dim]
+            grads.append(b.emit("slice_axis", dys[0], axis=dim, begin=start, end=stop))
+            start = stop
+        return grads
+
+    def numpy(self, a, *xs):
+        return np.concatenate(xs, axis=a["dim"])
+
+
+class Stack(Composite):
+    attrs = {"axis": 0}
+    ignored = ("num_args",)
+
+    def expand(self, b, a, *xs):
+        axis = normal_axis(a["axis"], len(b.shape(xs[0])) + 1)
+        return b.emit("Concat", *[b.emit("expand_dims", x, axis=axis) for x in xs], dim=axis)
+
+
+register(Concat("Concat"), "concat", "_rnn_param_concat")
+register(Stack("stack"))
+
+
+class SliceChannel(Op):
+    """Equal parts along an axis."""
+
+    attrs = {"num_outputs": Required, "axis": 1, "squeeze_axis": False}
+
+    def build(self, b, a, xs):
+        shape = b.shape(xs[0])
+        axis = normal_axis(a["axis"], len(shape))
+        if shape[axis] % a["num_outputs"]:
+            raise ProgramError(f"split: axis {axis} of shape {shape} is not divisible by {a['num_outputs']}")
+        if a["num_outputs"] == 1:
+            parts = [b.emit("_copy", xs[0])]
+        else:
+            parts = super().build(b, {"num_outputs": a["num_outputs"], "axis": axis}, xs)
+        return [b.emit("squeeze", p, axis=axis) for p in parts] if a["squeeze_axis"] else parts
+
+    def infer(self, a, x):
+        part = list(x.shape)
+        part[a["axis"]] //= a["num_outputs"]
+        return [(tuple(part), x.dtype)] * a["num_outputs"]
+
+    def rows(self, e, a, x):
+        return e.emit_many(self.name, a["num_outputs"], x.array, num_outputs=a["num_outputs"], axis=a["axis"] + 1)
+
+    def grad(self, b, a, xs, ys, dys):
+        parts = [dy if dy is not None else b.emit("zeros_like", y) for y, dy in zip(ys, dys)]
+        return [b.emit("Concat", *parts, dim=a["axis"])]
+
+    def numpy(self, a, x):
+        return np.split(x, a["num_outputs"], axis=a["axis"])
+
+
+class SplitV2(Composite):
+    """Parts that begin at given indices, or equal ones."""
+
+    attrs = {"indices": (), "axis": 1, "squeeze_axis": False, "sections": 0}
+
+    def expand(self, b, a, x):
+        shape = b.shape(x)
+        axis = normal_axis(a["axis"], len(shape))
+        if a["sections"] > 0:
+            return b.call("SliceChannel", [x], {"num_outputs": a["sections"], "axis": axis,
+                                                "squeeze_axis": a["squeeze_axis"]})
+        starts = [*a["indices"]] if a["indices"] and a["indices"][0] == 0 else [0, *a["indices"]]
+        stops = [*starts[1:], shape[axis]]
+        parts = [b.emit("slice_axis", x, axis=axis, begin=i, end=j) for i, j in zip(starts, stops)]
+        return [b.emit("squeeze", p, axis=axis) for p in parts] if a["squeeze_axis"] else parts
+
+
+register(SliceChannel("SliceChannel"), "split")
+register(SplitV2("_split_v2"))
+
+
+def _full_slices(shape, begin, end, step):
+    """One Python slice per axis, ends clipped as MXNet does."""
+    def part(values, i):
+        return values[i] if values is not None and i < len(values) else None
+
+    out = []
+    for i, n in enumerate(shape):
+        s = part(step, i) or 1
+        start, stop, s = slice(part(begin, i), part(end, i), s).indices(n)
+        out.append((start, stop if stop >= 0 else None, s))
+    return out
+
+
+class Slice(Op):
+    attrs = {"begin": Required, "end": Required, "step": ()}
+
+    def build(self, b, a, xs):
+        a = {k: (v,) if isinstance(v, int) else tuple(v or ()) for k, v in a.items()}
+        full = _full_slices(b.shape(xs[0]), a["begin"], a["end"], a["step"])
+        begin, end, step = zip(*full)
+        return super().build(b, {"begin": begin, "end": end, "step": step}, xs)
+
+    def infer(self, a, x):
+        shape = tuple(len(range(*slice(i, j, s).indices(n)))
+                      for i, j, s, n in zip(a["begin"], a["end"], a["step"], x.shape))
+        if 0 in shape:
+            raise ProgramError(f"slice of shape {x.shape} from {a['begin']} to {a['end']} is empty")
+        return [(shape, x.dtype)]
+
+    @staticmethod
+    def _behind_rows(a):
+        return {k: (None, *v) for k, v in a.items()}
+
+    def rows(self, e, a, x):
+        return e.emit(self.name, x.array, **self._behind_rows(a))
+
+    def grad(self, b, a, xs, ys, dys):
+        return [b.emit("slice_assign", b.emit("zeros_like", xs[0]), dys[0], **a)]
+
+    def numpy(self, a, x):
+        return x[tuple(slice(*ijs) for ijs in zip(a["begin"], a["end"], a["step"]))]
+
+
+class SliceAssign(Slice):
+    """A copy of x whose slice is replaced by y."""
+
+    def build(self, b, a, xs):
+        return Op.build(self, b, a, xs)
+
+    def infer(self, a, x, y):
+        return [(x.shape, x.dtype)]
+
+    def rows(self, e, a, *xs):
+        return e.emit(self.name, *[x.stack(xs) for x in xs], **self._behind_rows(a))
+
+    def grad(self, b, a, xs, ys, dys):
+        kept = b.emit(self.name, dys[0], b.emit("zeros_like", xs[1]), **a)
+        return [kept, b.emit("slice", dys[0], **a)]
+
+    def numpy(self, a, x, y):
+        out = x.copy()
+        out[tuple(slice(*ijs) for ijs in zip(a["begin"], a["end"], a["step"]))] = y
+        return out
+
+    def mxnet(self, F, a, x, y):
+        return F._internal._slice_assign(x, y, **a)
+
+
+class SliceAxis(Composite):
+    attrs = {"axis": Required, "begin": Required, "end": Required}
+
+    def expand(self, b, a, x):
+        axis = normal_axis(a["axis"], len(b.shape(x)))
+        return b.emit("slice", x, begin=(None,) * axis + (a["begin"],), end=(None,) * axis + (a["end"],))
+
+
+class SliceLike(Composite):
+    attrs = {"axes": ()}
+
+    def expand(self, b, a, x, like):
+        axes = axes_of(a["axes"], len(b.shape(x)))
+        ends = tuple(b.shape(like)[i] if i in axes else None for i in range(len(b.shape(x))))
+        return b.emit("slice", x, begin=(None,) * len(ends), end=ends)
+
+
+class Reverse(Op):
+    attrs = {"axis": Required}
+
+    def build(self, b, a, xs):
+        return super().build(b, {"axis": axes_of(a["axis"], len(b.shape(xs[0])))}, xs)
+
+    def infer(self, a, x):
+        return [(x.shape, x.dtype)]
+
+    def rows(self, e, a, x):
+        return e.emit(self.name, x.array, axis=tuple(i + 1 for i in a["axis"]))
+
+    def grad(self, b, a, xs, ys, dys):
+        return [b.emit(self.name, dys[0], **a)]
+
+    def numpy(self, a, x):
+        return np.flip(x, a["axis"])
+
+
+register(Slice("slice"), "crop")
+register(SliceAssign("slice_assign"), "_slice_assign", "_crop_assign")
+register(SliceAxis("slice_axis"))
+register(SliceLike("slice_like"))
+register(Reverse("reverse"), "flip")
+
+
+# ---- broadcasting ----------------------------------------------------------------------------
+
+
+class BroadcastTo(Op):
+    attrs = {"shape": Required}
+
+    def build(self, b, a, xs):
+        shape = b.shape(xs[0])
+        target = a["shape"] if not isinstance(a["shape"], int) else (a["shape"],)
+        if len(target) != len(shape) or any(m not in (0, n) and n != 1 for n, m in zip(shape, target)):
+            raise ProgramError(f"broadcast_to: shape {shape} does not broadcast to {target}")
+        return super().build(b, {"shape": tuple(m or n for n, m in zip(shape, target))}, xs)
+
+    def infer(self, a, x):
+        return [(a["shape"], x.dtype)]
+
+    def rows(self, e, a, x):
+        return e.emit(self.name, x.array, shape=(0, *a["shape"]))
+
+    def grad(self, b, a, xs, ys, dys):
+        return [b.sum_to(dys[0], b.shape(xs[0]))]
+
+    def numpy(self, a, x):
+        return np.broadcast_to(x, tuple(m or n for n, m in zip(x.shape, a["shape"]))).copy()
+
+
+class BroadcastAxis(Composite):
+    attrs = {"axis": (), "size": ()}
+
+    def expand(self, b, a, x):
+        axes, sizes = ((v,) if isinstance(v, int) else v for v in (a["axis"], a["size"]))
+        shape = list(b.shape(x))
+        for i, n in zip(axes, sizes):
+            shape[normal_axis(i, len(shape))] = n
+        return b.emit("broadcast_to", x, shape=tuple(shape))
+
+
+class BroadcastLike(Composite):
+    attrs = {"lhs_axes": None, "rhs_axes": None}
+
+    def expand(self, b, a, x, like):
+        if a["lhs_axes"] is None:
+            return b.emit("broadcast_to", x, shape=b.shape(like))
+        shape = list(b.shape(x))
+        for i, j in zip(a["lhs_axes"], a["rhs_axes"]):
+            shape[i] = b.shape(like)[j]
+        return b.emit("broadcast_to", x, shape=tuple(shape))
+
+
+def _repeated(b, x, axis, count, whole):
+    """Axis `axis` repeated `count` times, as a whole (tile) or element by element (repeat), by broadcasting."""
+    if count == 1:
+        return x
+    shape = b.shape(x)
+    cut = axis if whole else axis + 1
+    before, behind = int(np.prod(shape[:cut])), int(np.prod(shape[cut:]))
+    blocks = b.emit("broadcast_to", b.reshape(x, (before, 1, behind)), shape=(before, count, behind))
+    return b.reshape(blocks, shape[:axis] + (shape[axis] * count,) + shape[axis + 1:])
+
+
+class Tile(Composite):
+    attrs = {"reps": Required}
+
+    def expand(self, b, a, x):
+        reps = (a["reps"],) if isinstance(a["reps"], int) else tuple(a["reps"])
+        shape = b.shape(x)
+        width = max(len(reps), len(shape))
+        y = b.reshape(x, (1,) * (width - len(shape)) + shape)
+        for axis, count in enumerate((1,) * (width - len(reps)) + reps):
+            y = _repeated(b, y, axis, count, whole=True)
+        return b.emit("_copy", x) if y == x else y
+
+
+class Repeat(Composite):
+    attrs = {"repeats": Required, "axis": None}
+
+    def expand(self, b, a, x):
+        flat = x if a["axis"] is not None else b.reshape(x, (int(np.prod(b.shape(x))),))
+        y = _repeated(b, flat, normal_axis(a["axis"] or 0, len(b.shape(flat))), a["repeats"], whole=False)
+        return b.emit("_copy", x) if y == x else y
+
+
+class RowsLike(Op):
+    """Array level only: (1, *shape) repeated for every row of a reference."""
+
+    def numpy(self, a, x, like):
+        return np.broadcast_to(x, (len(like), *x.shape[1:])).copy()
+
+    def mxnet(self, F, a, x, like):
+        return F.broadcast_like(x, like, lhs_axes=(0,), rhs_axes=(0,))
+
+
+register(BroadcastTo("broadcast_to"))
+register(BroadcastAxis("broadcast_axis"), "broadcast_axes")
+register(BroadcastLike("broadcast_like"))
+register(Tile("tile"))
+register(Repeat("repeat"))
+register(RowsLike("rows_like"))

@@ -1,0 +1,234 @@
+"""A vertex program made ready to run: its phases and steps, forward and backward, and what must be kept.
+
+A vertex program is planned twice. Leaves gather nothing but the initial state, which all of them share: in
+`leaf_program` their gathers are shared values, so that a product with the initial state is made once, not once a leaf.
+All other vertices run the program as it was traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .autodiff import Backward, differentiate
+from .ops import Builder
+from .partition import Parts, Step, make_steps, partition
+from .program import (
+    CHILD,
+    SHARED,
+    Gather,
+    GatherAll,
+    GatherSum,
+    Instr,
+    OutputGrad,
+    Program,
+    Spec,
+    StateGrad,
+    Zeros,
+    live_instrs,
+)
+
+__all__ = ["VertexProgram", "Phases", "ClassPlan", "leaf_program", "own_outputs", "peak_bytes", "plan_class"]
+
+
+@dataclass
+class VertexProgram:
+    """A traced vertex function: `program.outputs` are the scattered states, then the pushed values."""
+
+    program: Program
+    num_states: int
+
+    @property
+    def scattered(self) -> list[int]:
+        return self.program.outputs[:self.num_states]
+
+    @property
+    def pushed(self) -> list[int]:
+        return self.program.outputs[self.num_states:]
+
+    def ports(self) -> list[list[Any]]:
+        """For each state, the ways in which the program reads it from its children."""
+        gathers = [s for s in self.program.inputs.values() if isinstance(s, (Gather, GatherSum, GatherAll))]
+        return [[s for s in gathers if s.state == k] for k in range(self.num_states)]
+
+
+@dataclass(frozen=True)
+class Phases:
+    eager: list[Step]
+    critical: list[Step]
+    lazy: list[Step]
+
+
+@dataclass
+class ClassPlan:
+    """How one class of vertices (the leaves, or all others) runs."""
+
+    vertex: VertexProgram
+    specs: list[Spec]                               # of forward and backward values
+    forward: Phases
+    backward: Phases | None
+    grads: dict[Any, list[int]]                     # source of a forward input -> the values of its gradient
+    backward_inputs: dict[int, Any]
+    kept: frozenset[int]                            # made in a launch, needed after it
+    compiled: dict[Any, Any] = field(default_factory=dict)     # (backend, step) -> function; filled by the executor
+
+
+def own_outputs(builder: Builder, values: Sequence[int]) -> list[int]:
+    """Scattered values as rows with a place of their own: made by an instruction, no two the same."""
+    own: list[int] = []
+    for value in values:
+        if builder.specs[value].kind == SHARED:
+            value = builder.emit("stack_rows", value)
+        elif value in builder.program.inputs or value in own:
+            value = builder.emit("_copy", value)
+        own.append(value)
+    return own
+
+
+def leaf_program(vertex: VertexProgram, initial: Sequence[Any]) -> VertexProgram:
+    """The program of a vertex without children; `initial[k]` is the source of state k's initial value.
+
+    Where the initial state is zeros, a reduction over children is zero. A learned one is seen as a single child.
+    """
+    old = vertex.program
+    new = Builder(Program(name=f"{old.name} (leaf)"))
+    values: dict[int, int] = {}
+    shared: dict[int, int] = {}
+    zeros: dict[tuple[tuple[int, ...], str], int] = {}
+
+    def zero(spec: Spec) -> int:
+        key = (spec.shape, spec.dtype)
+        if key not in zeros:
+            zeros[key] = new.input(Spec(spec.shape, spec.dtype, SHARED), Zeros())
+        return zeros[key]
+
+    for v, source in old.inputs.items():
+        spec = old.specs[v]
+        if not isinstance(source, (Gather, GatherSum, GatherAll)):
+            values[v] = new.input(spec, source)
+        elif isinstance(initial[source.state], Zeros):
+            values[v] = zero(spec)
+        else:
+            if source.state not in shared:
+                shared[source.state] = new.input(Spec(spec.shape, spec.dtype, SHARED), initial[source.state])
+            values[v] = shared[source.state]
+
+    childless = {v for v, s in old.inputs.items() if isinstance(s, GatherAll) and isinstance(initial[s.state], Zeros)}
+    for instr in old.instrs:
+        new.origin = instr.origin
+        if instr.op in ("spread", "child_sum", "child_max"):
+            if instr.op != "spread" and _depends(old, instr.inputs[0], childless):
+                values[instr.outputs[0]] = zero(old.specs[instr.outputs[0]])
+            else:
+                values[instr.outputs[0]] = values[instr.inputs[0]]
+            continue
+        made = new.call(instr.op, [values[v] for v in instr.inputs], dict(instr.attrs))
+        values.update(zip(instr.outputs, made))
+    scattered = own_outputs(new, [values[v] for v in vertex.scattered])
+    aliases = dict(zip(vertex.scattered, scattered))
+    pushed = [aliases[v] if v in aliases else own_outputs(new, [values[v]])[0] for v in vertex.pushed]
+    program = new.program
+    program.outputs = scattered + pushed
+    program.instrs = live_instrs(program.instrs, program.outputs)
+    read = {v for instr in program.instrs for v in instr.inputs}
+    program.inputs = {v: s for v, s in program.inputs.items() if v in read}
+    return VertexProgram(program, vertex.num_states)
+
+
+def _depends(program: Program, value: int, on: Collection[int]) -> bool:
+    """Whether a value depends on one of the inputs `on`."""
+    reached = set(on)
+    for instr in program.instrs:
+        if not reached.isdisjoint(instr.inputs):
+            reached.update(instr.outputs)
+    return value in reached
+
+
+def plan_class(vertex: VertexProgram, wanted: Collection[Any], recording: bool, has_launches: bool) -> ClassPlan:
+    """Plan one class of vertices.
+
+    Parameters
+    ----------
+    vertex : the program of the class
+    wanted : sources (parameters, pulls) whose gradient is asked for
+    recording : whether a backward pass will follow
+    has_launches : False for the leaves, which run all at once
+    """
+    program = vertex.program
+    gathers = [v for v, s in program.inputs.items() if isinstance(s, (Gather, GatherSum, GatherAll))]
+    parts = partition(program.instrs, gathers, vertex.scattered)
+    if not recording:
+        return _assemble(vertex, program.specs, parts, None, {}, has_launches)
+    sources = [StateGrad(k) for k in range(vertex.num_states)]
+    sources += [OutputGrad(i) for i in range(len(vertex.pushed))]
+    inputs = gathers + [v for v, s in program.inputs.items() if s in wanted]
+    backward = differentiate(program, inputs, sources)
+    grads: dict[Any, list[int]] = {}
+    for v, grad in backward.grads.items():
+        grads.setdefault(program.inputs[v], []).append(grad)
+    return _assemble(vertex, backward.program.specs, parts, backward, grads, has_launches)
+
+
+def _assemble(vertex: VertexProgram, specs: list[Spec], parts: Parts, backward: Backward | None,
+              grads: dict[Any, list[int]], has_launches: bool) -> ClassPlan:
+    outputs = set(vertex.program.outputs)
+    back_parts = Parts([], [], [])
+    inputs: dict[int, Any] = {}
+    if backward is not None:
+        inputs = backward.program.inputs
+        senders = [grad for source, values in grads.items() for grad in values
+                   if isinstance(source, (Gather, GatherSum, GatherAll))]
+        readers = [v for v, s in inputs.items() if isinstance(s, StateGrad)]
+        back_parts = partition(backward.program.instrs, readers, senders)
+        outputs.update(backward.program.outputs)
+    if not has_launches:
+        parts, back_parts = (Parts(p.eager + p.critical + p.lazy, [], []) for p in (parts, back_parts))
+        parts, back_parts = (Parts(_in_order(p.eager), [], []) for p in (parts, back_parts))
+    phases = [parts.eager, parts.critical, parts.lazy, back_parts.eager, back_parts.critical, back_parts.lazy]
+    reads = [{v for instr in phase for v in instr.inputs} for phase in phases]
+    steps = []
+    for k, phase in enumerate(phases):
+        elsewhere = set().union(*[r for j, r in enumerate(reads) if j != k])
+        steps.append(make_steps(phase, elsewhere | outputs))
+    kept = frozenset(v for k in (1, 4) for step in steps[k] for v in step.outputs
+                     if v in outputs or any(v in r for j, r in enumerate(reads) if j != k))
+    return ClassPlan(vertex, specs, Phases(*steps[:3]), Phases(*steps[3:]) if backward else None,
+                     grads, inputs, kept)
+
+
+def _in_order(instrs: Sequence[Instr]) -> list[Instr]:
+    """Instructions by the numbers of their results, which are in the order of the trace."""
+    return sorted(instrs, key=lambda instr: instr.outputs[0])
+
+
+
+
+# ---- memory ----------------------------------------------------------------------------------
+
+def peak_bytes(leaf: ClassPlan, inner: ClassPlan, layout: Any) -> int:
+    """An estimate of the memory that a run will hold at its peak, from shapes alone.
+
+    Counted: the states and their messages, pushed values, and every value that is kept over all rows of its class. Not
+    counted: parameters and inputs, which exist already, and what a region uses inside itself.
+    """
+    vertex = inner.vertex
+    total = 0
+    for state, messages in zip(vertex.scattered, layout.messages):
+        rows = layout.num_vertices + 1 + (messages.num_rows if inner.backward is not None else 0)
+        total += rows * _bytes_of(inner.specs[state])
+    total += sum(layout.num_vertices * _bytes_of(inner.specs[v]) for v in vertex.pushed)
+    for plan, frame in ((leaf, layout.leaves), (inner, layout.inner)):
+        phases = [plan.forward] + ([plan.backward] if plan.backward is not None else [])
+        whole = [v for p in phases for step in (*p.eager, *p.lazy) for v in step.outputs]
+        for v in {*whole, *plan.kept} - set(plan.vertex.program.outputs):
+            spec = plan.specs[v]
+            rows = 1 if spec.kind == SHARED else frame.num_edges if spec.kind == CHILD else frame.num_rows
+            total += rows * _bytes_of(spec)
+    return total
+
+
+def _bytes_of(spec: Spec) -> int:
+    return int(np.prod(spec.shape)) * np.dtype(spec.dtype).itemsize

@@ -1,0 +1,295 @@
+"""`run`: graphs and inputs through a vertex function, forward at once and backward through MXNet's tape."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from .backends.mxnet_ops import MXNetBackend
+from .errors import RunError
+from .executor import Run
+from .graph import InputGraph
+from .layout import Layout, plan_layout
+from .mxnet_compat import autograd, mx
+from .plan import ClassPlan, leaf_program, peak_bytes, plan_class
+from .program import Const, Gather, GatherAll, GatherSum, Param, Pull, Spec
+from .schedule import check_arity, schedule
+from .tape import TapeBridge, needs_gradient
+from .vertex import VertexFunction, trace_vertex
+
+__all__ = ["run", "RunOutput", "RunStats"]
+
+NDArray = mx.nd.NDArray
+
+
+@dataclass
+class RunStats:
+    """What a run did."""
+
+    samples: int = 0
+    vertices: int = 0
+    edges: int = 0
+    launches: int = 0               # one a level: the leaves, then every level above them
+    forward_ops: int = 0            # operators and compiled regions that the forward pass started
+    backward_ops: int = 0           # the same for the last backward pass
+    peak_bytes: int = 0             # estimate, made before anything is allocated
+    schedule_ms: float = 0.0
+    forward_ms: float = 0.0         # until the work was handed to the device
+    backward_ms: float = 0.0
+
+
+class RunOutput:
+    """The pushed values of a run.
+
+    Attributes
+    ----------
+    pushed : NDArray, shape (all vertices, ...)
+        Rows sample after sample, in the order of each graph's vertices; a list if the function pushes several values.
+    roots : NDArray, shape (roots, ...)
+        The rows of the vertices that nobody gathers, in that order.
+    stats : RunStats
+    """
+
+    def __init__(self, pushed: list[Any], graph: InputGraph, stats: RunStats, recorded: bool):
+        self._pushed, self.graph, self.stats, self._recorded = pushed, graph, stats, recorded
+
+    def _each(self, select: Any) -> Any:
+        # A value of a recorded run stays on the tape, also where it is picked after record() was left.
+        before = autograd.set_recording(True) if self._recorded else autograd.is_recording()
+        try:
+            parts = [select(p) for p in self._pushed]
+        finally:
+            autograd.set_recording(before)
+        return parts[0] if len(parts) == 1 else parts
+
+    @property
+    def pushed(self) -> Any:
+        return self._pushed[0] if len(self._pushed) == 1 else self._pushed
+
+    @cached_property
+    def roots(self) -> Any:
+        roots = self.graph.roots
+        if not len(roots):
+            return self.pushed
+        return self._each(lambda p: mx.nd.take(p, mx.nd.array(roots, ctx=p.context, dtype="int32")))
+
+    def of(self, sample: int) -> Any:
+        """The rows of one sample."""
+        count = self.graph.num_samples
+        if not -count <= sample < count:
+            raise IndexError(f"RunOutput.of({sample}): the run has {count} samples")
+        start, stop = self.graph.sample_offsets[sample % count:][:2].tolist()
+        if start == stop:
+            return self._each(lambda p: _no_rows(p.shape[1:], p.dtype, p.context))
+        return self._each(lambda p: mx.nd.slice_axis(p, axis=0, begin=start, end=stop))
+
+    def __repr__(self) -> str:
+        shapes = ", ".join("x".join(map(str, p.shape)) for p in self._pushed)
+        return f"RunOutput({self.graph.num_samples} samples, {self.stats.launches} launches, pushed {shapes})"
+
+
+@dataclass
+class _Planned:
+    """A vertex function planned for one signature."""
+
+    leaf: ClassPlan
+    inner: ClassPlan
+    initial: list[Any]
+    parameters: list[Param]
+    constants: list[Const]
+    ports: list[list[Any]]
+    wanted: list[Any] = field(default_factory=list)
+
+
+def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs: Mapping[str, Any] | None = None,
+        ) -> RunOutput:
+    """Run a vertex function over graphs, batched level by level.
+
+    Parameters
+    ----------
+    cell : VertexFunction
+    graphs : InputGraph or list of InputGraph
+    inputs : dict of name -> rows
+        For each pulled name an array with one row per vertex, sample after sample; or a list with one such array per
+        sample. numpy arrays are taken too.
+
+    Returns
+    -------
+    RunOutput
+    """
+    name = f"run({type(cell).__name__})"
+    if not isinstance(cell, VertexFunction):
+        raise RunError(f"cavs_core.run: expected a VertexFunction, got {type(cell).__name__}")
+    start = time.perf_counter()
+    graph = graphs if isinstance(graphs, InputGraph) else InputGraph.batch(list(graphs))
+    ctx = _context(cell, inputs or {})
+    arrays = {key: _rows(value, key, graph, name, ctx) for key, value in (inputs or {}).items()}
+    recording = autograd.is_recording()
+    wanted_pulls = tuple(sorted(k for k, x in arrays.items() if recording and needs_gradient(x))) if recording else ()
+    planned = _plan(cell, arrays, recording, wanted_pulls, ctx)
+    _check_arity(cell, graph, planned)
+    by_slot = not any(isinstance(p, GatherAll) for state in planned.ports for p in state)
+    layout = plan_layout(graph, schedule(graph, by_slot), planned.ports)
+    stats = RunStats(graph.num_samples, graph.num_vertices, graph.num_edges, layout.schedule.num_launches,
+                     peak_bytes=peak_bytes(planned.leaf, planned.inner, layout))
+    stats.schedule_ms = (time.perf_counter() - start) * 1e3
+    if graph.num_vertices == 0:
+        specs = planned.inner.vertex.program.specs
+        empty = [_no_rows(_outer(specs[v]), specs[v].dtype, ctx) for v in planned.inner.vertex.pushed]
+        return RunOutput(empty, graph, stats, False)
+    return _execute(planned, layout, arrays, ctx, stats, recording)
+
+
+def _execute(planned: _Planned, layout: Layout, arrays: dict[str, Any], ctx: Any, stats: RunStats,
+             recording: bool) -> RunOutput:
+    start = time.perf_counter()
+    bound: dict[Any, Any] = {Pull(k): x.reshape((x.shape[0], 1, *x.shape[1:])) for k, x in arrays.items()}
+    bound.update({source: source.parameter.data(ctx) for source in planned.parameters})
+    bound.update({source: source.array for source in planned.constants})
+    execution = Run(layout, planned.leaf, planned.inner, MXNetBackend(ctx), bound, planned.initial)
+    specs = planned.inner.vertex.program.specs
+    with autograd.pause(train_mode=autograd.is_training()):
+        rows = execution.forward()
+        pushed = [r.reshape((r.shape[0], *_outer(specs[v])))
+                  for r, v in zip(rows, planned.inner.vertex.pushed)]
+    stats.forward_ops = execution.launched
+    stats.forward_ms = (time.perf_counter() - start) * 1e3
+    recorded = recording and bool(planned.wanted)
+    if recorded:
+        _record(planned, execution, arrays, bound, pushed, stats)
+    return RunOutput(pushed, layout.graph, stats, recorded)
+
+
+def _record(planned: _Planned, execution: Run, arrays: dict[str, Any], bound: dict[Any, Any], pushed: list[Any],
+            stats: RunStats) -> None:
+    """Put the run on the tape."""
+    inputs = [arrays[s.name] if isinstance(s, Pull) else bound[s] for s in planned.wanted]
+    held: list[Run] = [execution]
+    shapes = [(p.shape[0], *planned.inner.vertex.program.specs[v].shape)
+              for p, v in zip(pushed, planned.inner.vertex.pushed)]
+
+    def backward(output_grads: list[Any], wanted: list[bool]) -> list[Any]:
+        if not held:
+            raise RunError("backward through a run whose memory was freed by an earlier backward; "
+                           "pass retain_graph=True to the earlier one")
+        start, before = time.perf_counter(), held[0].launched
+        sources = [s for s, want in zip(planned.wanted, wanted) if want]
+        grads = held[0].backward([g.reshape(shape) for g, shape in zip(output_grads, shapes)], sources)
+        stats.backward_ops = held[0].launched - before
+        stats.backward_ms = (time.perf_counter() - start) * 1e3
+        return [grads.get(s) if want else None for s, want in zip(planned.wanted, wanted)]
+
+    TapeBridge(inputs, pushed, backward, held.clear)
+
+
+# ---- planning --------------------------------------------------------------------------------
+
+def _plan(cell: VertexFunction, arrays: dict[str, Any], recording: bool, wanted_pulls: tuple[str, ...],
+          ctx: Any) -> _Planned:
+    """Trace and plan the cell, or find what was planned for the same signature before."""
+    pulls = {k: Spec((1, *x.shape[1:]), np.dtype(x.dtype).name) for k, x in arrays.items()}
+    dtype = _state_dtype(cell, pulls)
+    parameters = tuple(cell.collect_params().values())
+    signature = (tuple(sorted(pulls.items())), dtype, recording, wanted_pulls, autograd.is_training(),
+                 tuple((p.grad_req, p.shape) for p in parameters))
+    if signature in cell._plans:
+        return cell._plans[signature]
+    vertex, initial = trace_vertex(cell, pulls, dtype, ctx)
+    leaf = leaf_program(vertex, initial)
+    sources = dict.fromkeys([*vertex.program.inputs.values(), *leaf.program.inputs.values()])
+    used = [s for s in sources if isinstance(s, Param)]
+    used += [s for s in initial if isinstance(s, Param) and s not in used]
+    wanted: list[Any] = [s for s in used if s.parameter.grad_req != "null"]
+    for source in wanted if recording else ():
+        if source.parameter._grad_stype != "default":
+            raise RunError(
+                f"{type(cell).__name__}: parameter {source.name} asks for a {source.parameter._grad_stype} gradient, "
+                "which a vertex function cannot give. Look the rows up before the run and pull them, or use "
+                "sparse_grad=False.")
+    wanted += [Pull(k) for k in wanted_pulls if Pull(k) in sources]
+    planned = _Planned(plan_class(leaf, wanted, recording, has_launches=False),
+                       plan_class(vertex, wanted, recording, has_launches=True),
+                       initial, used, [s for s in sources if isinstance(s, Const)], vertex.ports(), wanted)
+    # A deferred parameter got its shape while it was traced: the signature of the next run has that shape.
+    signature = (*signature[:-1], tuple((p.grad_req, p.shape) for p in parameters))
+    cell._plans[signature] = planned
+    return planned
+
+
+def _state_dtype(cell: VertexFunction, pulls: Mapping[str, Spec]) -> str:
+    """The dtype of the states: that of the parameters, else of the first floating input."""
+    for parameter in cell.collect_params().values():
+        dtype = np.dtype(parameter.dtype).name
+        if dtype.startswith("float"):
+            return dtype
+    return next((s.dtype for s in pulls.values() if s.is_float), "float32")
+
+
+def _check_arity(cell: VertexFunction, graph: InputGraph, planned: _Planned) -> None:
+    """A vertex that is no leaf must have every child that the function gathers by number."""
+    ports = [p for state in planned.ports for p in state]
+    slots = [p.slot for p in ports if isinstance(p, Gather)]
+    if not slots or cell.allow_missing:
+        return
+    needed = max(slots) + 1
+    if any(isinstance(p, (GatherAll, GatherSum)) for p in ports):
+        check_arity(graph, at_least=needed)
+    else:
+        check_arity(graph, exact=needed)
+
+
+# ---- inputs ----------------------------------------------------------------------------------
+
+def _context(cell: VertexFunction, inputs: Mapping[str, Any]) -> Any:
+    for value in inputs.values():
+        first = value[0] if isinstance(value, (list, tuple)) and value else value
+        if isinstance(first, NDArray):
+            return first.context
+    for parameter in cell.collect_params().values():
+        if parameter._data is not None or parameter._deferred_init:
+            return parameter.list_ctx()[0]
+    return mx.current_context()
+
+
+def _rows(value: Any, key: str, graph: InputGraph, name: str, ctx: Any) -> Any:
+    """The rows of one input as an NDArray; a list of per-sample rows is joined."""
+    if isinstance(value, (list, tuple)):
+        if len(value) != graph.num_samples:
+            raise RunError(f"{name}: input {key!r} is a list of {len(value)} arrays, but there are "
+                           f"{graph.num_samples} samples")
+        for i, (part, count) in enumerate(zip(value, np.diff(graph.sample_offsets))):
+            if len(part) != count:
+                raise RunError(f"{name}: input {key!r} of sample {i} has {len(part)} rows, but the sample has "
+                               f"{count} vertices")
+        parts = [part if isinstance(part, NDArray) else _as_array(part, ctx) for part in value if len(part)]
+        value = mx.nd.concat(*parts, dim=0) if len(parts) > 1 else parts[0] if parts else np.zeros((0, 1), "float32")
+    if not isinstance(value, NDArray):
+        value = np.asarray(value)
+        if value.shape[:1] == (0,):
+            return _no_rows(value.shape[1:], value.dtype, ctx)
+        value = _as_array(value, ctx)
+    if value.shape[0] != graph.num_vertices:
+        raise RunError(f"{name}: input {key!r} has {value.shape[0]} rows, but the graphs have {graph.num_vertices} "
+                       "vertices; pass one row per vertex, sample after sample")
+    return value
+
+
+def _as_array(value: Any, ctx: Any) -> Any:
+    value = np.asarray(value)
+    return mx.nd.array(value, ctx=ctx, dtype=value.dtype)
+
+
+def _no_rows(shape: Sequence[int], dtype: Any, ctx: Any) -> Any:
+    """An array of zero rows, which MXNet makes only with numpy's meaning of a zero in a shape."""
+    with mx.util.np_shape(True):
+        return mx.nd.zeros((0, *shape), dtype=dtype, ctx=ctx)
+
+
+def _outer(spec: Spec) -> tuple[int, ...]:
+    """The shape of a pushed value outside: without the axis of one."""
+    return spec.shape[1:] if spec.shape[0] == 1 else spec.shape

@@ -1,0 +1,175 @@
+"""TapeBridge: a run as a node on MXNet's autograd tape.
+
+MXNet's own `autograd.Function` loses gradients (with grad_req "add", and after a "null" input), so the node is recorded
+with a callback of ours. The callback runs on a thread of MXNet's engine after `backward()` has returned; if it
+reads a weight that `Trainer.step` is already waiting to write, both wait for ever. While a node is alive, `backward`
+and `grad` therefore wait until all callbacks are done. That is also how an error in a callback reaches the caller.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .mxnet_compat import MXNetError, autograd, mx
+
+__all__ = ["TapeBridge", "needs_gradient", "on_tape"]
+
+NDArray = mx.nd.NDArray
+_LIB, check_call, NDArrayHandle = mx.base._LIB, mx.base.check_call, mx.base.NDArrayHandle
+_NULL, _ADD = 0, 3                      # MXNet's OpReqType; 1 and 2 (in place) both mean write
+
+_BACKWARD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p),
+                             ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_void_p)
+_DELETE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+_lock = threading.Lock()
+_nodes: dict[int, TapeBridge] = {}      # alive nodes; the tape holds only C pointers to their callbacks
+_passes: dict[int, int] = {}            # thread -> number of backward passes that it is in
+
+
+class TapeBridge:
+    """One node.
+
+    Parameters
+    ----------
+    inputs : NDArrays that may need a gradient
+    outputs : NDArrays that the run made
+    backward : callable
+        (output gradients, wanted) -> gradients; `wanted[i]` says whether the gradient of input i is asked for. A
+        gradient may be None for zero.
+    release : callable
+        Frees what the run kept for backward.
+    """
+
+    def __init__(self, inputs: Sequence[Any], outputs: Sequence[Any],
+                 backward: Callable[[list[Any], list[bool]], Sequence[Any]], release: Callable[[], None]):
+        _install()
+        self._backward, self._release = backward, release
+        self._error: BaseException | None = None
+        self._ran = False
+        self._thread = threading.get_ident()
+        self._callbacks = (_BACKWARD(self._on_backward), _DELETE(self._on_delete))
+        functions = (ctypes.CFUNCTYPE(ctypes.c_int) * 2)(
+            *[ctypes.cast(f, ctypes.CFUNCTYPE(ctypes.c_int)) for f in self._callbacks])
+        contexts = (ctypes.c_void_p * 2)()
+        self._list = mx.base.MXCallbackList(
+            2, ctypes.cast(functions, ctypes.POINTER(ctypes.CFUNCTYPE(ctypes.c_int))),
+            ctypes.cast(contexts, ctypes.POINTER(ctypes.c_void_p)))
+        self._held = (functions, contexts)
+        with _lock:
+            _nodes[id(self)] = self
+        recording = autograd.set_recording(True)        # a run may be put on the tape after record() was left
+        try:
+            check_call(_LIB.MXCustomFunctionRecord(
+                ctypes.c_int(len(inputs)), mx.base.c_handle_array(inputs),
+                ctypes.c_int(len(outputs)), mx.base.c_handle_array(outputs), ctypes.byref(self._list)))
+        except BaseException:
+            with _lock:
+                del _nodes[id(self)]
+            raise
+        finally:
+            autograd.set_recording(recording)
+
+    def _on_backward(self, num_ograds, num_igrads, pointers, reqs, is_train, _):
+        try:
+            # these handles are ours to free, which the NDArrays do
+            arrays = [NDArray(ctypes.cast(pointers[i], NDArrayHandle)) for i in range(num_ograds + num_igrads)]
+            reqs = [reqs[i] for i in range(num_igrads)]
+            grads = self._backward(arrays[:num_ograds], [req != _NULL for req in reqs])
+            for target, grad, req in zip(arrays[num_ograds:], grads, reqs):
+                if req == _NULL or (req == _ADD and grad is None):
+                    continue
+                if req == _ADD:
+                    target += grad.reshape(target.shape)
+                else:
+                    target[:] = 0 if grad is None else grad.reshape(target.shape)
+            self._ran = True
+            return 1
+        except BaseException as error:  # noqa: BLE001  (a C callback: it is raised again by the waiting caller)
+            self._error = error
+            return 0
+
+    def _on_delete(self, _):
+        with _lock:
+            _nodes.pop(id(self), None)
+        return 1
+
+
+# ---- backward, wrapped -----------------------------------------------------------------------
+
+_originals: dict[str, Any] = {}
+
+
+def _install() -> None:
+    with _lock:
+        if _originals:
+            return
+        _originals.update(backward=autograd.backward, grad=autograd.grad, method=NDArray.backward)
+
+    @functools.wraps(_originals["backward"])
+    def backward(heads, head_grads=None, retain_graph=False, train_mode=True):
+        return _waited(_originals["backward"], retain_graph, heads, head_grads, retain_graph, train_mode)
+
+    @functools.wraps(_originals["grad"])
+    def grad(heads, variables, head_grads=None, retain_graph=None, create_graph=False, train_mode=True):
+        keep = create_graph if retain_graph is None else retain_graph
+        return _waited(_originals["grad"], keep, heads, variables, head_grads, retain_graph, create_graph, train_mode)
+
+    @functools.wraps(_originals["method"])
+    def method(self, out_grad=None, retain_graph=False, train_mode=True):
+        return _waited(_originals["method"], retain_graph, self, out_grad, retain_graph, train_mode)
+
+    autograd.backward, autograd.grad, NDArray.backward = backward, grad, method
+
+
+def _waited(call: Callable[..., Any], retain_graph: bool, *args: Any) -> Any:
+    """Run a backward pass and, while nodes of ours are alive, wait for their callbacks and raise their errors."""
+    if not _nodes or isinstance(threading.current_thread(), threading._DummyThread):
+        # Nothing of ours; or a pass inside somebody's callback on an engine thread, where waiting would never end.
+        return call(*args)
+    me = threading.get_ident()
+    with _lock:
+        _passes[me] = _passes.get(me, 0) + 1
+    try:
+        result, failure = None, None
+        try:
+            result = call(*args)
+            mx.nd.waitall()
+        except MXNetError as error:     # MXNet's own nameless report of a failed callback, or a real error
+            failure = error
+    finally:
+        with _lock:
+            _passes[me] -= 1
+            if not _passes[me]:
+                del _passes[me]
+            ended = [n for n in _nodes.values() if n._thread == me or n._thread not in _passes]
+    errors = [n._error for n in ended if n._error is not None]
+    for node in ended:
+        if node._ran and not retain_graph:
+            node._release()
+        node._ran, node._error = False, None
+    if errors:
+        raise errors[0] from failure
+    if failure is not None:
+        raise failure
+    return result
+
+
+# ---- what is on the tape ---------------------------------------------------------------------
+
+def on_tape(array: Any) -> bool:
+    """Whether an array was computed on the tape."""
+    handle = ctypes.c_void_p()
+    if _LIB.MXAutogradGetSymbol(array.handle, ctypes.byref(handle)) != 0:
+        return False
+    check_call(_LIB.MXSymbolFree(handle))
+    return True
+
+
+def needs_gradient(array: Any) -> bool:
+    """Whether a gradient may flow into an array: a marked variable, or a result on the tape."""
+    return array.grad is not None or on_tape(array)

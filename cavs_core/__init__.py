@@ -14,14 +14,13 @@ from .errors import (
 )
 from .graph import InputGraph
 from .program import Program, Spec
-from .run import RunOutput, RunStats, run
-from .schedule import Schedule, schedule
+from .face import RunOutput, RunStats, run
 from .trace import trace
 from .vertex import VertexFunction
 
 __all__ = [
     "ArityError", "CycleError", "DanglingEdgeError", "DynBatchError", "GraphError", "InputGraph", "KindError",
-    "Program", "ProgramError", "RunError", "RunOutput", "RunStats", "Schedule", "Spec", "TraceError",
-    "UnsupportedOpError", "VertexFunction", "run", "schedule", "trace",
+    "Program", "ProgramError", "RunError", "RunOutput", "RunStats", "Spec", "TraceError",
+    "UnsupportedOpError", "VertexFunction", "run", "trace",
 ]
 __version__ = "0.1.0"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .ops import Builder, lookup
-from .program import SHARED, Program, live_instrs
+from .program import SHARED, Program
 
 __all__ = ["Backward", "differentiate"]
 
@@ -66,10 +66,9 @@ def differentiate(program: Program, wanted: Collection[int], sources: Sequence[A
     found = {v: grads[v] for v in wanted if v in grads}
     found = _own_values(builder, found, len(program.specs))
     backward = builder.program
-    backward.instrs = live_instrs(backward.instrs, found.values())
     backward.outputs = list(found.values())
+    backward.prune()
     read = {v for instr in backward.instrs for v in instr.inputs}
-    backward.inputs = {v: s for v, s in backward.inputs.items() if v in read}
     saved = sorted(v for v in read if v < len(program.specs))
     return Backward(backward, found, saved)
 

@@ -63,8 +63,8 @@ class Run:
         specs = vertex.program.specs
         self.states = [backend.empty((layout.num_vertices + 1, *specs[v].shape), specs[v].dtype)
                        for v in vertex.scattered]
-        for state, messages, source in zip(self.states, layout.messages, self.initial):
-            if len(messages.initial):
+        if layout.has_missing:
+            for state, source in zip(self.states, self.initial):
                 backend.fill_row(state, 0, None if isinstance(source, Zeros) else self.arrays[source])
         alias = {v: k for k, v in enumerate(vertex.scattered)}
         pushes = [None if v in alias else backend.empty((layout.num_vertices, *specs[v].shape), specs[v].dtype)
@@ -228,6 +228,9 @@ class Run:
         if value in cls.stored:
             return self._view(cls, value, frame)
         source = inputs[value] if value in inputs else cls.plan.vertex.program.inputs[value]
+        if isinstance(source, (Pull, OutputGrad)):      # in the order of positions, once for all launches
+            cls.stored[value] = (self._fetch(source, cls.whole), -cls.whole.start)
+            return self._view(cls, value, frame)
         local[value] = self._fetch(source, frame)
         return local[value]
 

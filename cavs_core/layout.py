@@ -120,6 +120,7 @@ class Layout:
     edges: Segments                     # edges grouped by position
     slots: dict[int, RowIndex]          # slot -> state row of that child, position after position
     messages: list[Messages]            # one per state
+    has_missing: bool                   # whether a vertex that is no leaf reads the initial state
 
     @property
     def num_vertices(self) -> int:
@@ -147,8 +148,16 @@ class Layout:
         return self.frame(self.num_leaves, self.num_vertices, False)
 
 
-def plan_layout(graph: InputGraph, schedule: Schedule, ports: Sequence[Sequence[Port]]) -> Layout:
-    """Lay out a schedule; `ports` lists, for each state, the ways in which a vertex reads its children."""
+def plan_layout(graph: InputGraph, schedule: Schedule, ports: Sequence[Port],
+                answered: Sequence[Sequence[Port]]) -> Layout:
+    """Lay out a schedule.
+
+    Parameters
+    ----------
+    graph, schedule
+    ports : the ways in which a vertex reads its children
+    answered : for each state, the ports that send a gradient back; empty lists where no backward pass follows
+    """
     order, position = schedule.order, schedule.position
     arity = np.diff(graph.child_indptr)[order]
     edge_indptr = _offsets(arity)
@@ -158,15 +167,17 @@ def plan_layout(graph: InputGraph, schedule: Schedule, ports: Sequence[Sequence[
     edges = Segments(edge_indptr, schedule.offsets)
 
     slots: dict[int, RowIndex] = {}
-    for slot in sorted({p.slot for state in ports for p in state if isinstance(p, Gather)}):
+    for slot in sorted({p.slot for p in ports if isinstance(p, Gather)}):
         rows = np.zeros(graph.num_vertices, np.int64)
         has = arity > slot
         rows[has] = edge_rows[edge_indptr[:-1][has] + slot]
         slots[slot] = RowIndex(rows)
 
     num_leaves = int(schedule.offsets[1]) if schedule.num_launches else 0
-    messages = [_plan_messages(state, num_leaves, edge_rows, edges, slots, schedule.offsets) for state in ports]
-    return Layout(graph, schedule, RowIndex(order), RowIndex(position), RowIndex(edge_rows), edges, slots, messages)
+    messages = [_plan_messages(state, num_leaves, edge_rows, edges, slots, schedule.offsets) for state in answered]
+    missing = any((index.rows[num_leaves:] == 0).any() for index in slots.values())
+    return Layout(graph, schedule, RowIndex(order), RowIndex(position), RowIndex(edge_rows), edges, slots, messages,
+                  missing)
 
 
 def _offsets(counts: IntArray) -> IntArray:

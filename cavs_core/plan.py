@@ -28,7 +28,6 @@ from .program import (
     Spec,
     StateGrad,
     Zeros,
-    live_instrs,
 )
 
 __all__ = ["VertexProgram", "Phases", "ClassPlan", "leaf_program", "own_outputs", "peak_bytes", "plan_class"]
@@ -49,10 +48,10 @@ class VertexProgram:
     def pushed(self) -> list[int]:
         return self.program.outputs[self.num_states:]
 
-    def ports(self) -> list[list[Any]]:
-        """For each state, the ways in which the program reads it from its children."""
-        gathers = [s for s in self.program.inputs.values() if isinstance(s, (Gather, GatherSum, GatherAll))]
-        return [[s for s in gathers if s.state == k] for k in range(self.num_states)]
+    @property
+    def ports(self) -> list[Any]:
+        """The ways in which the program reads its children."""
+        return [s for s in self.program.inputs.values() if isinstance(s, (Gather, GatherSum, GatherAll))]
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,12 @@ class ClassPlan:
     backward_inputs: dict[int, Any]
     kept: frozenset[int]                            # made in a launch, needed after it
     compiled: dict[Any, Any] = field(default_factory=dict)     # (backend, step) -> function; filled by the executor
+
+    @property
+    def answered_ports(self) -> list[list[Any]]:
+        """For each state, the ports that send a gradient back."""
+        ports = [s for s in self.grads if isinstance(s, (Gather, GatherSum, GatherAll))]
+        return [[p for p in ports if p.state == k] for k in range(self.vertex.num_states)]
 
 
 def own_outputs(builder: Builder, values: Sequence[int]) -> list[int]:
@@ -132,9 +137,7 @@ def leaf_program(vertex: VertexProgram, initial: Sequence[Any]) -> VertexProgram
     pushed = [aliases[v] if v in aliases else own_outputs(new, [values[v]])[0] for v in vertex.pushed]
     program = new.program
     program.outputs = scattered + pushed
-    program.instrs = live_instrs(program.instrs, program.outputs)
-    read = {v for instr in program.instrs for v in instr.inputs}
-    program.inputs = {v: s for v, s in program.inputs.items() if v in read}
+    program.prune()
     return VertexProgram(program, vertex.num_states)
 
 

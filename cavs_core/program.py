@@ -143,6 +143,12 @@ class Program:
     def inputs_of(self, source_type: type | tuple[type, ...]) -> list[int]:
         return [v for v, source in self.inputs.items() if isinstance(source, source_type)]
 
+    def prune(self) -> None:
+        """Drop the instructions and inputs that no output depends on."""
+        self.instrs = live_instrs(self.instrs, self.outputs)
+        read = {v for instr in self.instrs for v in instr.inputs}.union(self.outputs)
+        self.inputs = {v: source for v, source in self.inputs.items() if v in read}
+
     def __str__(self) -> str:
         lines = [f"program {self.name}"]
         lines += [f"  %{v} = input {_source_name(s)}: {self.specs[v]}" for v, s in self.inputs.items()]

@@ -68,7 +68,7 @@ class VertexFunction(gluon.HybridBlock):
 
     def forward(self, graphs: Any, inputs: Any = None) -> Any:
         """Same as ``cavs_core.run(self, graphs, inputs)``."""
-        from .run import run
+        from .face import run
         return run(self, graphs, inputs)
 
     def cast(self, dtype: Any) -> None:
@@ -182,5 +182,6 @@ def trace_vertex(cell: VertexFunction, pulls: dict[str, Spec], dtype: str, ctx: 
         value = tracer.value_for(x, "push")
         pushed.append(aliases[value] if value in aliases else own_outputs(builder, [value])[0])
     builder.program.outputs = scattered + pushed
+    builder.program.prune()
     initial: list[Any] = [Param(p, p.name) for p in cell.initial_states]
     return VertexProgram(builder.program, len(scattered)), initial or [Zeros()] * len(scattered)

@@ -1,6 +1,7 @@
 """Frontier scheduling: which vertices share a launch, how a launch is ordered, and what its errors say."""
 
 import doctest
+import importlib
 import pickle
 
 import networkx as nx
@@ -9,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import cavs_core.schedule
 from cavs_core.errors import ArityError, CycleError
 from cavs_core.graph import InputGraph
 from cavs_core.schedule import check_arity, schedule
+
+# `cavs_core.schedule` names the function, once the package exports it, and no longer the file.
+schedule_file = importlib.import_module("cavs_core.schedule")
 
 # The first example compiles, or loads the compiled walks from disk.
 unhurried = settings(deadline=None)
@@ -285,13 +288,13 @@ def test_graphs_from_every_constructor_share_one_compiled_function():
     ]
     for graph in graphs:
         schedule(graph, by_slot=np.bool_(True))
-    for walk in (cavs_core.schedule._depths, cavs_core.schedule._order_launches):
+    for walk in (schedule_file._depths, schedule_file._order_launches):
         assert len(getattr(walk, "signatures", [None])) == 1     # no attribute under NUMBA_DISABLE_JIT
 
 
 def test_repr_and_examples():
     assert repr(schedule(InputGraph.chain(3))) == "Schedule(num_vertices=3, num_launches=3, largest=1)"
-    assert doctest.testmod(cavs_core.schedule).failed == 0
+    assert doctest.testmod(schedule_file).failed == 0
 
 
 # ---- cycles ----------------------------------------------------------------------------------------------------

@@ -55,8 +55,8 @@ class ChildMax(ChildReduction):
 
 class ChildMean(Composite):
     def expand(self, b, a, x):
-        ones = b.emit("ones_like", x)
-        return b.div(b.emit("child_sum", x), b.emit("child_sum", ones))
+        count = b.emit("child_sum", b.emit("ones_like", x))
+        return b.div(b.emit("child_sum", x), b.emit("_maximum_scalar", count, scalar=1.0))      # 0 at a leaf
 
 
 class StackRows(FromKind):

@@ -102,7 +102,6 @@ class _Planned:
     initial: list[Any]
     parameters: list[Param]
     constants: list[Const]
-    ports: list[list[Any]]
     wanted: list[Any] = field(default_factory=list)
 
 
@@ -133,8 +132,9 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     wanted_pulls = tuple(sorted(k for k, x in arrays.items() if recording and needs_gradient(x))) if recording else ()
     planned = _plan(cell, arrays, recording, wanted_pulls, ctx)
     _check_arity(cell, graph, planned)
-    by_slot = not any(isinstance(p, GatherAll) for state in planned.ports for p in state)
-    layout = plan_layout(graph, schedule(graph, by_slot), planned.ports)
+    ports = planned.inner.vertex.ports
+    by_slot = not any(isinstance(p, GatherAll) for p in ports)
+    layout = plan_layout(graph, schedule(graph, by_slot), ports, planned.inner.answered_ports)
     stats = RunStats(graph.num_samples, graph.num_vertices, graph.num_edges, layout.schedule.num_launches,
                      peak_bytes=peak_bytes(planned.leaf, planned.inner, layout))
     stats.schedule_ms = (time.perf_counter() - start) * 1e3
@@ -214,7 +214,7 @@ def _plan(cell: VertexFunction, arrays: dict[str, Any], recording: bool, wanted_
     wanted += [Pull(k) for k in wanted_pulls if Pull(k) in sources]
     planned = _Planned(plan_class(leaf, wanted, recording, has_launches=False),
                        plan_class(vertex, wanted, recording, has_launches=True),
-                       initial, used, [s for s in sources if isinstance(s, Const)], vertex.ports(), wanted)
+                       initial, used, [s for s in sources if isinstance(s, Const)], wanted)
     # A deferred parameter got its shape while it was traced: the signature of the next run has that shape.
     signature = (*signature[:-1], tuple((p.grad_req, p.shape) for p in parameters))
     cell._plans[signature] = planned
@@ -232,7 +232,7 @@ def _state_dtype(cell: VertexFunction, pulls: Mapping[str, Spec]) -> str:
 
 def _check_arity(cell: VertexFunction, graph: InputGraph, planned: _Planned) -> None:
     """A vertex that is no leaf must have every child that the function gathers by number."""
-    ports = [p for state in planned.ports for p in state]
+    ports = planned.inner.vertex.ports
     slots = [p.slot for p in ports if isinstance(p, Gather)]
     if not slots or cell.allow_missing:
         return

@@ -28,6 +28,7 @@ _DELETE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 _lock = threading.Lock()
 _nodes: dict[int, TapeBridge] = {}      # alive nodes; the tape holds only C pointers to their callbacks
+_called: list[TapeBridge] = []          # nodes whose callback ran; a node may be deleted before its pass returns
 _passes: dict[int, int] = {}            # thread -> number of backward passes that it is in
 
 
@@ -50,7 +51,6 @@ class TapeBridge:
         _install()
         self._backward, self._release = backward, release
         self._error: BaseException | None = None
-        self._ran = False
         self._thread = threading.get_ident()
         self._callbacks = (_BACKWARD(self._on_backward), _DELETE(self._on_delete))
         functions = (ctypes.CFUNCTYPE(ctypes.c_int) * 2)(
@@ -87,11 +87,13 @@ class TapeBridge:
                     target += grad.reshape(target.shape)
                 else:
                     target[:] = 0 if grad is None else grad.reshape(target.shape)
-            self._ran = True
             return 1
-        except BaseException as error:  # noqa: BLE001  (a C callback: it is raised again by the waiting caller)
+        except BaseException as error:      # no exception may leave a C callback: the waiting caller raises it again
             self._error = error
             return 0
+        finally:
+            with _lock:
+                _called.append(self)
 
     def _on_delete(self, _):
         with _lock:
@@ -134,24 +136,25 @@ def _waited(call: Callable[..., Any], retain_graph: bool, *args: Any) -> Any:
     me = threading.get_ident()
     with _lock:
         _passes[me] = _passes.get(me, 0) + 1
+    result, failure = None, None
     try:
-        result, failure = None, None
-        try:
-            result = call(*args)
-            mx.nd.waitall()
-        except MXNetError as error:     # MXNet's own nameless report of a failed callback, or a real error
-            failure = error
+        result = call(*args)
+        mx.nd.waitall()
+    except MXNetError as error:         # MXNet's own nameless report of a failed callback, or a real error
+        failure = error
     finally:
         with _lock:
             _passes[me] -= 1
             if not _passes[me]:
                 del _passes[me]
-            ended = [n for n in _nodes.values() if n._thread == me or n._thread not in _passes]
-    errors = [n._error for n in ended if n._error is not None]
-    for node in ended:
-        if node._ran and not retain_graph:
+            # Ours are the nodes that this thread recorded, and those of threads that run no pass of their own.
+            ours = [n for n in _called if n._thread == me or n._thread not in _passes]
+            _called[:] = [n for n in _called if n not in ours]
+    errors = [n._error for n in ours if n._error is not None]
+    for node in ours:
+        node._error = None
+        if not retain_graph:
             node._release()
-        node._ran, node._error = False, None
     if errors:
         raise errors[0] from failure
     if failure is not None:

@@ -108,20 +108,24 @@ def _explain(err):
                        f"{type(err).__name__}: {err}")
 
 
+def _forget_half_made():
+    """An `import mxnet` that failed, ours or the user's own, leaves submodules that spoil the next attempt."""
+    for name in [name for name in sys.modules if name.startswith("mxnet.")]:
+        del sys.modules[name]
+
+
 def _import_mxnet(names):
     if sys.modules.get("mxnet") is not None:
         return sys.modules["mxnet"]
     _check_installed()
-    loaded = set(sys.modules)
+    _forget_half_made()
     try:
         # MXNet's own deprecation warnings (distutils, escapes in its docstrings) are nobody's concern here.
         with warnings.catch_warnings(), _old_numpy_for_mxnet(names):
             warnings.simplefilter("ignore")
             import mxnet
     except Exception as err:
-        for name in set(sys.modules) - loaded:  # a second attempt must not meet half-made modules
-            if name.partition(".")[0] == "mxnet":
-                del sys.modules[name]
+        _forget_half_made()
         if isinstance(err, ImportError):
             raise
         raise _explain(err) from err

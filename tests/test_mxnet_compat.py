@@ -88,6 +88,18 @@ def test_mxnet_imported_earlier_is_used():
     run_ok("first = load().mx\nassert sys.modules['mxnet'] is first\nassert load().mx is first")
 
 
+def test_works_after_the_users_own_import_failed():
+    """On numpy 1.24 and later a plain `import mxnet` fails half-way and leaves modules behind."""
+    run_ok("""
+try: import mxnet
+except Exception: assert any(name.startswith("mxnet.") for name in sys.modules)
+compat = load()
+with compat.autograd.record():
+    loss = compat.gluon.loss.L2Loss()(compat.nd.ones(3), compat.nd.zeros(3))
+assert loss.asnumpy().tolist() == [0.5] * 3 and compat.mx.metric.Accuracy and compat.mx.optimizer.Adam()
+""")
+
+
 # ---- scipy --------------------------------------------------------------------------------------------------------
 
 def test_works_without_scipy():

@@ -1,4 +1,4 @@
-"""Elementwise maths: unary, with a scalar, of two arrays; activations; where, clip, cast."""
+"""Elementwise maths: unary, with a scalar, of two arrays; where, clip, cast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from ..errors import ProgramError
-from .base import Builder, Composite, Op, Required, register
+from . import special
+from .base import Composite, Op, Required, register
 
 # ---- unary -----------------------------------------------------------------------------------
 
@@ -32,60 +33,17 @@ class Unary(Op):
             return np.asarray(self.body(x), dtype=x.dtype)
 
 
-def _power(exponent):
-    return lambda b, x: b.emit("_power_scalar", x, scalar=exponent)
-
-
-def _unary(b: Builder, op, x):
-    return b.emit(op, x)
-
-
 def _one_minus_square(b, x):        # 1 - x^2
     return b.emit("_rminus_scalar", b.emit("square", x), scalar=1.0)
-
-
-_erf = np.vectorize(math.erf, otypes=[np.float64])
-_gammaln = np.vectorize(lambda v: math.lgamma(v) if v > 0 or v != math.floor(v) else math.inf, otypes=[np.float64])
-
-
-def _gamma(x):
-    return np.vectorize(lambda v: math.gamma(v) if v > 0 or v != math.floor(v) else math.nan,
-                        otypes=[np.float64])(x)
-
-
-def digamma(x):
-    """d/dx ln gamma(x): recurrence up to 6, then the asymptotic series."""
-    x = np.array(x, dtype=np.float64)
-    negative = x <= 0
-    reflected = np.where(negative, 1 - x, x)
-    shift = np.zeros_like(reflected)
-    for _ in range(8):
-        small = reflected < 8
-        shift -= np.where(small, 1 / reflected, 0)
-        reflected = np.where(small, reflected + 1, reflected)
-    inv2 = 1 / (reflected * reflected)
-    series = inv2 * (1 / 12 - inv2 * (1 / 120 - inv2 * (1 / 252 - inv2 * (1 / 240 - inv2 / 132))))
-    out = shift + np.log(reflected) - 0.5 / reflected - series
-    return np.where(negative, out - np.pi / np.tan(np.pi * x), out)
-
-
-def erfinv(x):
-    """Winitzki's estimate, polished by Newton steps."""
-    x = np.asarray(x, dtype=np.float64)
-    ln = np.log1p(-x * x)
-    t = 2 / (np.pi * 0.147) + ln / 2
-    y = np.sign(x) * np.sqrt(np.sqrt(t * t - ln / 0.147) - t)
-    for _ in range(4):
-        y = y - (_erf(y) - x) / (2 / math.sqrt(math.pi) * np.exp(-y * y))
-    return np.where(np.abs(x) == 1, np.sign(x) * np.inf, y)
 
 
 def _softrelu(x):
     return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
 
 
-def _stable_sigmoid(x):
-    return 1 / (1 + np.exp(-x))
+def _round(x):                      # halves go away from zero
+    whole = np.trunc(x)
+    return whole + np.where(np.abs(x - whole) >= 0.5, np.sign(x), 0)
 
 
 _TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
@@ -110,7 +68,7 @@ def _over(b, y, by):                # y / x, for slopes written through the resu
 
 _UNARY = [
     # name, numpy body, slope(b, x, y)
-    ("sigmoid", _stable_sigmoid, lambda b, x, y: b.mul(y, b.emit("_rminus_scalar", y, scalar=1.0))),
+    ("sigmoid", lambda x: 1 / (1 + np.exp(-x)), lambda b, x, y: b.mul(y, b.emit("_rminus_scalar", y, scalar=1.0))),
     ("tanh", np.tanh, lambda b, x, y: _one_minus_square(b, y)),
     ("relu", lambda x: np.where(x > 0, x, np.where(np.isnan(x), x, 0)),
      lambda b, x, y: b.emit("_greater_scalar", y, scalar=0.0)),
@@ -144,14 +102,14 @@ _UNARY = [
     ("arctanh", np.arctanh, lambda b, x, y: b.emit("reciprocal", _one_minus_square(b, x))),
     ("degrees", np.degrees, lambda b, x, y: b.scale(b.emit("ones_like", x), 180 / math.pi)),
     ("radians", np.radians, lambda b, x, y: b.scale(b.emit("ones_like", x), math.pi / 180)),
-    ("erf", _erf, _erf_slope),
-    ("erfinv", erfinv, _erfinv_slope),
-    ("gamma", _gamma, lambda b, x, y: b.mul(y, b.emit("digamma", x))),
-    ("gammaln", _gammaln, lambda b, x, y: b.emit("digamma", x)),
-    ("sign", np.sign, None),
+    ("erf", special.erf, _erf_slope),
+    ("erfinv", special.erfinv, _erfinv_slope),
+    ("gamma", special.gamma, lambda b, x, y: b.mul(y, b.emit("digamma", x))),
+    ("gammaln", special.gammaln, lambda b, x, y: b.emit("digamma", x)),
+    ("sign", lambda x: np.nan_to_num(np.sign(x)), None),
     ("floor", np.floor, None),
     ("ceil", np.ceil, None),
-    ("round", lambda x: np.where(x >= 0, np.floor(x + 0.5), np.ceil(x - 0.5)), None),
+    ("round", _round, None),
     ("rint", lambda x: np.where(x - np.floor(x) <= 0.5, np.floor(x), np.ceil(x)), None),
     ("fix", np.trunc, None),
     ("trunc", np.trunc, None),
@@ -180,20 +138,16 @@ class _Softrelu(Unary):
         return F.Activation(x, act_type="softrelu")
 
 
-class _Stop(Unary):
-    """Identity forward, no gradient."""
-
-
 for _name, _body, _slope in _UNARY:
     _kind = {"negative": _PassThrough, "softrelu": _Softrelu}.get(_name, Unary)
     register(_kind(_name, _body, _slope))
-register(_PassThrough("_copy", lambda x: x), "identity")
-register(_Stop("BlockGrad", lambda x: x), "stop_gradient")
-register(_Digamma("digamma", digamma))
+register(_PassThrough("_copy", lambda x: x))
+register(Unary("BlockGrad", lambda x: x))
+register(_Digamma("digamma", special.digamma))
 
 
 class MakeLoss(Unary):
-    """Identity; as the head of a graph its gradient is `grad_scale`, whatever comes from above."""
+    """Identity; its gradient is `grad_scale`, whatever comes from above, over the number of valid elements if asked."""
 
     attrs = {"grad_scale": 1.0, "valid_thresh": 0.0, "normalization": "null"}
 
@@ -201,10 +155,17 @@ class MakeLoss(Unary):
         return F.identity(x)
 
     def grad(self, b, a, xs, ys, dys):
-        return [b.scale(b.emit("ones_like", xs[0]), a["grad_scale"])]
+        x = xs[0]
+        scale = b.scale(b.emit("ones_like", x), a["grad_scale"])
+        if a["normalization"] != "valid":       # MXNet reads "batch" and does nothing with it
+            return [scale]
+        valid = b.emit("_greater_scalar", x, scalar=a["valid_thresh"])
+        count = b.emit("reduce_sum", valid, axis=tuple(range(len(b.shape(x)))))
+        return [b.div(scale, b.emit("_maximum_scalar", count, scalar=1.0))]
 
 
-register(MakeLoss("MakeLoss", lambda x: x), "make_loss")
+register(MakeLoss("MakeLoss", lambda x: x))
+register(MakeLoss("make_loss", lambda x: x))
 
 
 class Cast(Op):
@@ -222,10 +183,11 @@ class Cast(Op):
         return [b.emit("Cast", dys[0], dtype=b.specs[xs[0]].dtype)]
 
     def numpy(self, a, x):
-        return x.astype(a["dtype"])
+        with np.errstate(all="ignore"):
+            return x.astype(a["dtype"])
 
 
-register(Cast("Cast"), "cast")
+register(Cast("Cast"))
 
 
 class Clip(Op):
@@ -282,7 +244,7 @@ def _power_grad(b, s, x, y, dy):
 
 
 def _rpower_grad(b, s, x, y, dy):
-    return b.mul(dy, b.scale(y, math.log(s) if s > 0 else math.nan))
+    return b.mul(dy, b.scale(y, math.log(s) if s > 0 else -math.inf if s == 0 else math.nan))
 
 
 def _rdiv_grad(b, s, x, y, dy):
@@ -332,9 +294,7 @@ _SCALAR = [
     ("smooth_l1", _smooth_l1, _smooth_l1_grad),
 ]
 for _name, _body, _rule in _SCALAR:
-    _camel = "_" + "".join(part.capitalize() for part in _name.strip("_").split("_"))
-    _aliases = () if _name == "smooth_l1" else (_camel.replace("Rm", "RM").replace("Rd", "RD").replace("Rp", "RP"),)
-    register(Scalar(_name, _body, _rule), *_aliases)
+    register(Scalar(_name, _body, _rule))
 
 
 # ---- of two arrays ---------------------------------------------------------------------------
@@ -395,31 +355,26 @@ def _pick_side(op_x, op_y):
 
 
 _BINARY = [
-    # name, other names, elementwise names, numpy body, gradient rule
-    ("broadcast_add", ("broadcast_plus",), ("elemwise_add", "_plus", "_Plus", "_add", "_grad_add"), np.add,
-     lambda b, x, y, z, dz: (dz, dz)),
-    ("broadcast_sub", ("broadcast_minus",), ("elemwise_sub", "_minus", "_Minus", "_sub"), np.subtract,
-     lambda b, x, y, z, dz: (dz, b.emit("negative", dz))),
-    ("broadcast_mul", (), ("elemwise_mul", "_mul", "_Mul"), np.multiply,
-     lambda b, x, y, z, dz: (b.mul(dz, y), b.mul(dz, x))),
-    ("broadcast_div", (), ("elemwise_div", "_div", "_Div"), np.divide, _div_rule),
-    ("broadcast_mod", (), ("_mod", "_Mod"), _mod, _mod_rule),
-    ("broadcast_power", (), ("_power", "_Power"), np.power, _power_rule),
-    ("broadcast_maximum", (), ("_maximum", "_Maximum"), np.maximum,
-     _pick_side("broadcast_greater_equal", "broadcast_lesser")),
-    ("broadcast_minimum", (), ("_minimum", "_Minimum"), np.minimum,
-     _pick_side("broadcast_lesser_equal", "broadcast_greater")),
-    ("broadcast_hypot", (), ("_hypot", "_Hypot"), np.hypot,
+    # name, the name that wants equal shapes, numpy body, gradient rule
+    ("broadcast_add", "elemwise_add", np.add, lambda b, x, y, z, dz: (dz, dz)),
+    ("broadcast_sub", "elemwise_sub", np.subtract, lambda b, x, y, z, dz: (dz, b.emit("negative", dz))),
+    ("broadcast_mul", "elemwise_mul", np.multiply, lambda b, x, y, z, dz: (b.mul(dz, y), b.mul(dz, x))),
+    ("broadcast_div", "elemwise_div", np.divide, _div_rule),
+    ("broadcast_mod", "_mod", _mod, _mod_rule),
+    ("broadcast_power", "_power", np.power, _power_rule),
+    ("broadcast_maximum", "_maximum", np.maximum, _pick_side("broadcast_greater_equal", "broadcast_lesser")),
+    ("broadcast_minimum", "_minimum", np.minimum, _pick_side("broadcast_lesser_equal", "broadcast_greater")),
+    ("broadcast_hypot", "_hypot", np.hypot,
      lambda b, x, y, z, dz: (b.mul(dz, b.div(x, z)), b.mul(dz, b.div(y, z)))),
-    ("broadcast_equal", (), ("_equal", "_Equal"), np.equal, None),
-    ("broadcast_not_equal", (), ("_not_equal", "_Not_Equal"), np.not_equal, None),
-    ("broadcast_greater", (), ("_greater", "_Greater"), np.greater, None),
-    ("broadcast_greater_equal", (), ("_greater_equal", "_Greater_Equal"), np.greater_equal, None),
-    ("broadcast_lesser", (), ("_lesser", "_Lesser"), np.less, None),
-    ("broadcast_lesser_equal", (), ("_lesser_equal", "_Lesser_Equal"), np.less_equal, None),
-    ("broadcast_logical_and", (), ("_logical_and", "_Logical_And"), np.logical_and, None),
-    ("broadcast_logical_or", (), ("_logical_or", "_Logical_Or"), np.logical_or, None),
-    ("broadcast_logical_xor", (), ("_logical_xor", "_Logical_Xor"), np.logical_xor, None),
+    ("broadcast_equal", "_equal", np.equal, None),
+    ("broadcast_not_equal", "_not_equal", np.not_equal, None),
+    ("broadcast_greater", "_greater", np.greater, None),
+    ("broadcast_greater_equal", "_greater_equal", np.greater_equal, None),
+    ("broadcast_lesser", "_lesser", np.less, None),
+    ("broadcast_lesser_equal", "_lesser_equal", np.less_equal, None),
+    ("broadcast_logical_and", "_logical_and", np.logical_and, None),
+    ("broadcast_logical_or", "_logical_or", np.logical_or, None),
+    ("broadcast_logical_xor", "_logical_xor", np.logical_xor, None),
 ]
 
 
@@ -437,9 +392,9 @@ class Elemwise(Composite):
         return b.emit(self.broadcast_name, x, y)
 
 
-for _name, _others, _same_shape, _body, _rule in _BINARY:
-    register(Binary(_name, _body, _rule), *_others)
-    register(Elemwise(_same_shape[0], _name), *_same_shape[1:])
+for _name, _same_shape, _body, _rule in _BINARY:
+    register(Binary(_name, _body, _rule))
+    register(Elemwise(_same_shape, _name))
 
 
 class Where(Op):
@@ -465,8 +420,8 @@ class Where(Op):
 class WhereFront(Composite):
     def expand(self, b, a, c, x, y):
         shape = b.shape(x)
-        if b.shape(y) != shape:
-            raise ProgramError(f"where: x has shape {shape}, y has {b.shape(y)}; they must be equal")
+        if b.shape(y) != shape or b.specs[y].dtype != b.specs[x].dtype:
+            raise ProgramError(f"where: x is {b.specs[x]}, y is {b.specs[y]}; shapes and dtypes must be equal")
         if b.shape(c) != shape:
             if b.shape(c) != shape[:1]:
                 raise ProgramError(f"where: the condition has shape {b.shape(c)}; it wants {shape} or {shape[:1]}")
@@ -489,69 +444,4 @@ class AddN(Composite):
         return total if len(xs) > 1 else b.emit("_copy", total)
 
 
-register(AddN("add_n"), "ElementWiseSum")
-
-
-# ---- activations -----------------------------------------------------------------------------
-
-
-class Activation(Composite):
-    attrs = {"act_type": Required}
-    KINDS = ("relu", "sigmoid", "tanh", "softrelu", "softsign")
-
-    def expand(self, b, a, x):
-        if a["act_type"] not in self.KINDS:
-            raise ProgramError(f"Activation: act_type {a['act_type']!r} is none of {self.KINDS}")
-        return b.emit(a["act_type"], x)
-
-
-class HardSigmoid(Composite):
-    attrs = {"alpha": 0.2, "beta": 0.5}
-
-    def expand(self, b, a, x):
-        return b.emit("clip", b.shift(b.scale(x, a["alpha"]), a["beta"]), a_min=0.0, a_max=1.0)
-
-
-class LeakyReLU(Composite):
-    """leaky, prelu, elu, selu, gelu, rrelu (a random slope per element while training)."""
-
-    attrs = {"act_type": "leaky", "slope": 0.25, "lower_bound": 0.125, "upper_bound": 0.334, "training": False}
-    SELU_ALPHA, SELU_LAMBDA = 1.6732632423543772, 1.0507009873554805
-
-    def expand(self, b, a, x, gamma=None):
-        kind = a["act_type"]
-        if kind == "gelu":
-            half = b.scale(b.shift(b.emit("erf", b.scale(x, 1 / math.sqrt(2))), 1.0), 0.5)
-            return b.mul(x, half)
-        if kind == "leaky":
-            return self._select(b, x, b.scale(x, a["slope"]))
-        if kind == "elu":
-            return self._select(b, x, b.scale(b.emit("expm1", b.emit("_minimum_scalar", x, scalar=0.0)), a["slope"]))
-        if kind == "selu":
-            low = b.scale(b.emit("expm1", b.emit("_minimum_scalar", x, scalar=0.0)), self.SELU_ALPHA)
-            return b.scale(self._select(b, x, low), self.SELU_LAMBDA)
-        if kind == "prelu":
-            return self._select(b, x, b.mul(x, self._align(b, gamma, b.shape(x))))
-        if kind == "rrelu":
-            if not a["training"]:
-                return self._select(b, x, b.scale(x, (a["lower_bound"] + a["upper_bound"]) / 2))
-            slope = b.emit("uniform_like", x, low=a["lower_bound"], high=a["upper_bound"])
-            return self._select(b, x, b.mul(x, slope))
-        raise ProgramError(f"LeakyReLU: act_type {kind!r} is none of leaky, prelu, elu, selu, gelu, rrelu")
-
-    @staticmethod
-    def _select(b, x, low):
-        return b.emit("select", b.emit("_greater_scalar", x, scalar=0.0), x, low)
-
-    @staticmethod
-    def _align(b, gamma, shape):
-        """A slope per channel (axis 1), or one for all."""
-        size = b.shape(gamma)
-        if len(size) == 1 and len(shape) > 1:
-            gamma = b.reshape(gamma, (1, size[0]) + (1,) * (len(shape) - 2))
-        return gamma
-
-
-register(Activation("Activation"))
-register(HardSigmoid("hard_sigmoid"))
-register(LeakyReLU("LeakyReLU"))
+register(AddN("add_n"))

@@ -1,0 +1,86 @@
+"""Activations with attributes, written in elementwise ops."""
+
+from __future__ import annotations
+
+import math
+
+from ..errors import ProgramError
+from .base import Composite, Required, register
+
+
+class Activation(Composite):
+    attrs = {"act_type": Required}
+    KINDS = ("relu", "sigmoid", "tanh", "softrelu", "softsign")
+
+    def expand(self, b, a, x):
+        if a["act_type"] not in self.KINDS:
+            raise ProgramError(f"Activation: act_type {a['act_type']!r} is none of {self.KINDS}")
+        return b.emit(a["act_type"], x)
+
+
+class HardSigmoid(Composite):
+    """clip(alpha x + beta, 0, 1), whose gradient, unlike clip's, is zero where a bound is met exactly."""
+
+    attrs = {"alpha": 0.2, "beta": 0.5}
+
+    def expand(self, b, a, x):
+        z = b.shift(b.scale(x, a["alpha"]), a["beta"])
+        inside = b.mul(b.emit("_greater_scalar", z, scalar=0.0), b.emit("_lesser_scalar", z, scalar=1.0))
+        return b.emit("select", inside, z, b.emit("clip", b.emit("BlockGrad", z), a_min=0.0, a_max=1.0))
+
+
+class LeakyReLU(Composite):
+    """leaky, prelu, elu, selu, gelu; rrelu, which draws a slope per element while training and returns it too."""
+
+    attrs = {"act_type": "leaky", "slope": 0.25, "lower_bound": 0.125, "upper_bound": 0.334, "training": False}
+    SELU_ALPHA, SELU_LAMBDA = 1.6732632423543772, 1.0507009873554805
+
+    def expand(self, b, a, x, gamma=None):
+        kind = a["act_type"]
+        if (gamma is not None) != (kind == "prelu"):
+            raise ProgramError(f"LeakyReLU: act_type {kind!r} with {2 - (gamma is None)} operands; "
+                               "prelu alone takes a second one, its slopes")
+        if kind == "leaky":
+            return _where_positive(b, x, b.scale(x, a["slope"]))
+        if kind == "prelu":
+            return _where_positive(b, x, b.mul(x, b.reshape(gamma, _slope_shape(b.shape(gamma), b.shape(x)))))
+        if kind == "elu":
+            return _where_positive(b, x, b.scale(_expm1_of_negative(b, x), a["slope"]))
+        if kind == "selu":
+            low = b.scale(_expm1_of_negative(b, x), self.SELU_ALPHA)
+            return b.scale(_where_positive(b, x, low), self.SELU_LAMBDA)
+        if kind == "gelu":
+            half = b.scale(b.shift(b.emit("erf", b.scale(x, 1 / math.sqrt(2))), 1.0), 0.5)
+            return b.mul(x, half)
+        if kind == "rrelu":
+            low, high = a["lower_bound"], a["upper_bound"]
+            if a["training"]:
+                slope = b.emit("uniform_like", x, low=low, high=high)
+            else:
+                slope = b.scale(b.emit("ones_like", x), (low + high) / 2)
+            return [_where_positive(b, x, b.mul(x, slope)), slope]
+        raise ProgramError(f"LeakyReLU: act_type {kind!r} is none of leaky, prelu, elu, selu, gelu, rrelu")
+
+
+def _where_positive(b, x, low):
+    return b.emit("select", b.emit("_greater_scalar", x, scalar=0.0), x, low)
+
+
+def _expm1_of_negative(b, x):       # the branch that is not taken must not overflow: its gradient would be nan
+    return b.emit("expm1", b.emit("_minimum_scalar", x, scalar=0.0))
+
+
+def _slope_shape(slopes, shape):
+    """MXNet lays the axes of prelu's slopes along axes 1 and 0, from the right, wherever they fit."""
+    left, out = list(slopes), []
+    for axis in reversed(range(len(shape))):
+        fits = left and axis <= 1 and left[-1] in (1, shape[axis])
+        out.append(left.pop() if fits else 1)
+    if left:
+        raise ProgramError(f"LeakyReLU: slopes of shape {slopes} do not broadcast to data of shape {shape}")
+    return tuple(out[::-1])
+
+
+register(Activation("Activation"))
+register(HardSigmoid("hard_sigmoid"))
+register(LeakyReLU("LeakyReLU"))

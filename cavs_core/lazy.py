@@ -18,6 +18,7 @@ __all__ = ["LazyArray", "Listener", "listening", "operator_name"]
 
 NDArray = mx.nd.NDArray
 _Base = NDArray.__mro__[1]                      # NDArrayBase: the class that has the slots
+_ADVANCED = (NDArray, np.ndarray, list, tuple, range)      # indices that pick single elements
 _OWNER, _TOKEN = _Base.__dict__["handle"], _Base.__dict__["writable"]
 
 
@@ -69,18 +70,38 @@ class LazyArray(NDArray, metaclass=_LazyType):
     def __len__(self):
         return self.shape[0]
 
+    def __float__(self):
+        return float(self.asscalar())
+
+    def __int__(self):
+        return int(self.asscalar())
+
+    def __array__(self, dtype=None, copy=None):     # else numpy would read element by element, and never end
+        return np.asarray(self.asnumpy(), dtype)
+
+    # ---- methods that MXNet writes without operators -----------------------------------------
+
+    def astype(self, dtype, copy=True):
+        dtype = np.dtype(dtype)
+        return self if not copy and dtype == self.dtype else mx.nd.cast(self, dtype=dtype.name)
+
+    def copy(self):
+        return mx.nd.identity(self)
+
+    def detach(self):
+        return mx.nd.BlockGrad(self)
+
     def reshape(self, *shape, **kwargs):
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
             shape = tuple(shape[0])
-        shape = shape or kwargs.pop("shape")
-        return mx.nd.reshape(self, shape=shape, reverse=kwargs.pop("reverse", False))
+        return mx.nd.reshape(self, **{"shape": shape, **kwargs})
 
     def __getitem__(self, key):
-        """MXNet's basic indexing as operators: a slice, then a reshape for dropped and new axes."""
-        if isinstance(key, (NDArray, list, np.ndarray)):
-            index = key if isinstance(key, NDArray) else mx.nd.array(key, ctx=self.context, dtype="int32")
-            return mx.nd.take(self, index)
-        begin, end, step, shape = _basic_index(self.shape, key if isinstance(key, tuple) else (key,))
+        """Basic indexing as operators: a slice, then a reshape for dropped and new axes. The rest MXNet does so itself."""
+        key = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(k, _ADVANCED) for k in key):
+            return super().__getitem__(key)
+        begin, end, step, shape = _basic_index(self.shape, key)
         part = self
         if (begin, end) != ((0,) * self.ndim, self.shape) or set(step) != {1}:
             part = mx.nd.slice(self, begin=begin, end=end, step=step)
@@ -114,7 +135,7 @@ def _basic_index(shape, key):
                 raise IndexError(f"index {k} is out of bounds for axis {axis} with size {n}")
             begin.append(int(k) % n), end.append(int(k) % n + 1), step.append(1)
         else:
-            raise TypeError(f"a LazyArray cannot be indexed by {k!r} together with other indices")
+            raise TypeError(f"an array cannot be indexed by {k!r}")
         axis += 1
     return tuple(begin), tuple(end), tuple(step), tuple(kept) or (1,)
 
@@ -130,7 +151,8 @@ class Listener:
         return call()
 
     def on_parameter(self, parameter, array):
-        """`Parameter.data` returned an array."""
+        """`Parameter.data` returns an array. Returns what the caller gets."""
+        return array
 
     def on_block(self, block, args, call):
         """A block is called; `call()` runs it."""
@@ -195,9 +217,8 @@ def _install():
 
     def hooked_data(self, ctx=None):
         array = data(self, ctx)
-        if _local.listener is not None:
-            _local.listener.on_parameter(self, array)
-        return array
+        listener = _local.listener
+        return array if listener is None else listener.on_parameter(self, array)
 
     def hooked_cached(self, *args):
         listener = _local.listener

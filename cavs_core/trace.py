@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +15,13 @@ from .lazy import LazyArray, Listener, listening
 from .mxnet_compat import autograd, gluon, mx
 from .ops import TABLE, Builder
 from .program import ROW, SHARED, Arg, Const, Param, Program, Spec
+from .tape import needs_gradient
 
 __all__ = ["Tracer", "ChildArray", "trace"]
 
 NDArray = mx.nd.NDArray
-_VIEWS = ("Reshape", "slice")           # in MXNet these may share memory with their operand
+_VIEWS = ("Reshape", "slice", "BlockGrad")      # as methods of an NDArray these share memory with their operand
+_DRAWS = re.compile("_random_|_sample_|_shuffle|_npi_(bern|choice|exp|gam|gumb|lapl|logis|multin|norm|par|pow|ray|unif|weib)")
 
 
 class ChildArray(LazyArray):
@@ -48,9 +52,9 @@ class Tracer(Listener):
         self.context = ctx
         self.name = name
         self._outside: dict[int, tuple[Any, int]] = {}      # id of an array -> (the array, its value)
-        self._parameters: dict[int, tuple[Any, Any]] = {}   # id of an array -> (the array, its parameter)
         self._views: set[int] = set()                       # values that share memory with another
-        self._blocks: list[str] = []
+        self._blocks: list[str] = []                        # the blocks whose code is running
+        self._seen: dict[int, tuple[Any, dict]] = {}        # id of a block -> (the block, its attributes before)
 
     # ---- the owner of LazyArrays -------------------------------------------------------------
 
@@ -79,23 +83,28 @@ class Tracer(Listener):
 
     # ---- the listener ------------------------------------------------------------------------
 
-    def on_parameter(self, parameter, array) -> None:
-        self._parameters[id(array)] = (array, parameter)
+    def on_parameter(self, parameter, array) -> LazyArray:
+        """A placeholder, so that slices and reshapes of a parameter are heard too. One parameter is one value."""
+        known = [v for v in self.builder.program.inputs_of(Param)
+                 if self.builder.program.inputs[v].parameter is parameter]
+        if known:
+            return self.array(known[0])
+        return self.input(self._shared_spec(array, parameter.name), Param(parameter, parameter.name))
 
     def on_hybrid_call(self, block, args, call):
         """A hybridized child is traced through its own code, not through its cached graph."""
+        if isinstance(block, gluon.SymbolBlock):
+            raise TraceError(f"{self.name}: {_title(block)} is a SymbolBlock: a stored graph without code to trace.")
         with _inactive(block):
             return block.forward(*args)
 
     def on_operator(self, name, arrays, attrs, out, call):
-        # An operator on outside arrays alone makes a constant, and runs; on a parameter it is part of the program.
-        if not any(isinstance(x, LazyArray) or id(x) in self._parameters for x in arrays):
-            if name.startswith(("_random_", "_sample_", "_shuffle", "_npi_", "sample_")):
+        # An operator on outside arrays alone makes a constant, and runs.
+        if not any(isinstance(x, LazyArray) for x in arrays):
+            if _DRAWS.match(name) or (name == "Dropout" and autograd.is_training()):
                 raise TraceError(f"{self.name}: `{name}` draws numbers without an operand while it is traced; they "
                                  "would be the same in every run. Pull them as an input, or use Dropout.")
             return call()
-        if not any(isinstance(x, LazyArray) for x in arrays) and out is not None and not isinstance(out, LazyArray):
-            return call()               # e.g. an initializer writing a parameter
         op = TABLE.get(name)
         if op is not None and "training" in op.attrs:
             attrs = {**attrs, "training": autograd.is_training()}
@@ -106,16 +115,16 @@ class Tracer(Listener):
         if out is not None:
             return self._rebound(name, out, values)
         made = [self.array(v) for v in values]
-        return made[0] if len(made) == 1 and name not in ("SliceChannel", "_split_v2") else made
+        return made[0] if len(made) == 1 else made
 
     def _rebound(self, name: str, out: Any, values: Sequence[int]) -> Any:
         """`x += y` makes x stand for the sum; views of x would have to follow, which a static program cannot say."""
         if not isinstance(out, LazyArray) or len(values) != 1:
             raise TraceError(f"{self.name}: `{name}` writes into an outside array (out=) while it is traced; "
                              "return the value instead.")
-        if out.token in self._views:
-            raise TraceError(f"{self.name}: `{name}` writes in place into an array that shares memory with another "
-                             "(a slice or a reshape); write x = x + y instead.")
+        if out.token in self._views or isinstance(self.builder.program.inputs.get(out.token), (Arg, Param)):
+            raise TraceError(f"{self.name}: `{name}` writes in place into an argument, a parameter, or an array that "
+                             "shares memory with another (a slice or a reshape); write x = x + y instead.")
         if out.shape != self.builder.shape(values[0]):
             raise ProgramError(f"{name}: cannot write shape {self.builder.shape(values[0])} into {out.shape}")
         out.rebind(values[0])
@@ -128,23 +137,19 @@ class Tracer(Listener):
                 raise TraceError(f"{self.name}: `{used_by}` gets an array that belongs to another recording.")
             return array.token
         if id(array) not in self._outside:
-            spec = Spec(array.shape, np.dtype(array.dtype).name, SHARED)
-            if id(array) in self._parameters:
-                parameter = self._parameters[id(array)][1]
-                source: Any = Param(parameter, parameter.name)
-            else:
-                if array.stype != "default":
-                    raise TraceError(f"{self.name}: `{used_by}` gets an array with storage {array.stype!r}; "
-                                     "only dense arrays can be traced.")
-                if array.grad is not None:
-                    raise TraceError(
-                        f"{self.name}: `{used_by}` uses an outside array of shape {array.shape} that needs a gradient. "
-                        "Make it a Parameter of the block, or pass it as an argument.")
-                source = Const(array)
-            # The same parameter is one value, whichever array object brought it.
-            known = [v for v, s in self.builder.program.inputs.items() if s == source]
-            self._outside[id(array)] = (array, known[0] if known else self.builder.input(spec, source))
+            spec = self._shared_spec(array, used_by)
+            if needs_gradient(array):
+                raise TraceError(
+                    f"{self.name}: `{used_by}` uses an outside array of shape {array.shape} that needs a gradient. "
+                    "Make it a Parameter of the block, or pass it as an argument.")
+            self._outside[id(array)] = (array, self.builder.input(spec, Const(array)))
         return self._outside[id(array)][1]
+
+    def _shared_spec(self, array: NDArray, used_by: str) -> Spec:
+        if array.stype != "default":
+            raise TraceError(f"{self.name}: `{used_by}` has an array with storage {array.stype!r}; "
+                             "only dense arrays can be traced.")
+        return Spec(array.shape, np.dtype(array.dtype).name, SHARED)
 
     # ---- where the code is -------------------------------------------------------------------
 
@@ -152,7 +157,8 @@ class Tracer(Listener):
         return self._blocks[-1] if self._blocks else self.name
 
     def on_block(self, block, args, call):
-        self._blocks.append(f"{type(block).__name__} {block.name}")
+        self._see(block)
+        self._blocks.append(_title(block))
         try:
             return call()
         finally:
@@ -160,11 +166,29 @@ class Tracer(Listener):
 
     @contextlib.contextmanager
     def running(self, root: Any = None):
-        """Listen to the code of `root`, and check that it kept none of the placeholders."""
-        with listening(self), autograd.pause(train_mode=autograd.is_training()):
-            yield
+        """Listen to the code of `root`, and check that no block kept one of the placeholders."""
         if isinstance(root, gluon.Block):
-            _check_no_leftovers(root, self.name)
+            self._see(root)
+        try:
+            # Recording, so that what is computed from outside arrays alone still tells that it needs a gradient.
+            with listening(self), autograd.record(train_mode=autograd.is_training()):
+                yield
+        finally:
+            kept = [f"`{key}` of {_title(block)}" for block, before in self._seen.values()
+                    for key in _forget_placeholders(block, before)]
+        if kept:
+            raise TraceError(f"{self.name}: the attribute {kept[0]} keeps an array for the next call; "
+                             "such a block has no static program.")
+
+    def _see(self, root: Any) -> None:
+        """Note the attributes of a block and its children before they run."""
+        todo = [root]
+        while todo:
+            block = todo.pop()
+            if id(block) not in self._seen:
+                self._seen[id(block)] = (block, {k: (v, copy.copy(v) if isinstance(v, (list, dict)) else None)
+                                                 for k, v in vars(block).items()})
+                todo.extend(block._children.values())
 
 
 def trace(fn: Any, *args: Any, name: str | None = None) -> Program:
@@ -182,7 +206,7 @@ def trace(fn: Any, *args: Any, name: str | None = None) -> Program:
     Program whose inputs of source Arg(i) are the flattened arguments; its outputs are the flattened results.
     """
     is_block = isinstance(fn, gluon.Block)
-    name = name or (f"{type(fn).__name__} {fn.name}" if is_block else getattr(fn, "__name__", type(fn).__name__))
+    name = name or (_title(fn) if is_block else getattr(fn, "__name__", type(fn).__name__))
     flat = _flatten(args)
     arrays = [x for x in flat if isinstance(x, NDArray)]
     tracer = Tracer(name, arrays[0].context if arrays else mx.current_context())
@@ -230,14 +254,30 @@ def _inactive(block: Any):
         block._active = True
 
 
-def _check_no_leftovers(root: Any, name: str) -> None:
-    """A block that keeps an array for its next call (zoneout, variational dropout) is not static."""
-    todo = [root]
-    while todo:
-        block = todo.pop()
-        todo.extend(block._children.values())
-        for key, value in vars(block).items():
-            if isinstance(value, LazyArray) or (isinstance(value, (list, tuple))
-                                                and any(isinstance(v, LazyArray) for v in value)):
-                raise TraceError(f"{name}: {type(block).__name__} {block.name} keeps an array in its attribute "
-                                 f"`{key}` for its next call; such a block has no static program.")
+def _title(block: Any) -> str:
+    return f"{type(block).__name__} {block.name}"
+
+
+def _holds_placeholder(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return any(_holds_placeholder(v) for v in value)
+    return isinstance(value, LazyArray)
+
+
+def _forget_placeholders(block: Any, before: dict[str, Any]) -> list[str]:
+    """Give attributes that hold placeholders (zoneout, variational dropout) what they held before; their names."""
+    attributes = vars(block)
+    kept = [key for key, value in attributes.items() if _holds_placeholder(value)]
+    for key in kept:
+        if key not in before:
+            del attributes[key]
+            continue
+        attributes[key], contents = before[key]
+        if isinstance(contents, list):
+            attributes[key][:] = contents
+        elif contents is not None:
+            attributes[key].clear()
+            attributes[key].update(contents)
+    return kept

@@ -11,10 +11,11 @@ from cavs_core.program import ROW, SHARED, OutputGrad, Spec
 from cavs_core.trace import trace
 
 ROWS = 3
+BODIES = ("mxnet", "numpy")
 TOLERANCE = {"float32": dict(rtol=2e-4, atol=2e-5), "float64": dict(rtol=1e-9, atol=1e-10)}
 
 
-def check_op(fn, *args, shared=(), fixed=(), grad=True, train_mode=True, tol=None, bodies=("mxnet", "numpy")):
+def check_op(fn, *args, shared=(), fixed=(), grad=True, train_mode=True, tol=None, bodies=BODIES):
     """Compare ``fn(F, *arrays)`` on stacked rows with MXNet's own result for every sample.
 
     Parameters
@@ -27,21 +28,64 @@ def check_op(fn, *args, shared=(), fixed=(), grad=True, train_mode=True, tol=Non
     grad : whether to compare gradients (of all floating arguments that are not fixed)
     tol : dict(rtol=, atol=), if the op's own precision asks for another one
     """
-    specs = [Spec(a.shape if i in shared else a.shape[1:], a.dtype.name, SHARED if i in shared else ROW)
-             for i, a in enumerate(args)]
-    with autograd.train_mode() if train_mode else autograd.predict_mode():
-        program = trace(fn, *specs, name="op under test")
+    program = trace_rows(fn, *args, shared=shared, train_mode=train_mode)
     heads, want, want_grads = _loop(fn, args, shared, fixed, grad, train_mode)
-    for name in bodies:
-        _check_body(name, program, args, shared, fixed, heads, want, want_grads, grad, tol)
+    for body in bodies:
+        outputs, grads = run_rows(body, program, args, heads if grad else None, fixed)
+        assert len(outputs) == len(want), f"{body} body: {len(outputs)} outputs instead of {len(want)}"
+        for k, (got, expected) in enumerate(zip(outputs, want)):
+            _assert_same(got, expected, tol, f"{body} body, output {k}")
+        for i, got in grads.items():
+            _assert_same(got, want_grads[i], tol, f"{body} body, gradient of argument {i}")
     return program
 
 
+def trace_rows(fn, *args, shared=(), train_mode=True):
+    """The program of one sample, for the arguments of `check_op`."""
+    specs = [Spec(a.shape if i in shared else a.shape[1:], a.dtype.name, SHARED if i in shared else ROW)
+             for i, a in enumerate(args)]
+    with autograd.train_mode() if train_mode else autograd.predict_mode():
+        return trace(fn, *specs, name="op under test")
+
+
+def run_rows(body, program, args, heads=None, fixed=()):
+    """Run a program on all rows at once.
+
+    Parameters
+    ----------
+    body : "mxnet" or "numpy"
+    program, args, fixed : see `check_op`
+    heads : gradients of the outputs, shape (ROWS, ...), if those of the arguments are asked for
+
+    Returns
+    -------
+    outputs, shape (ROWS, ...), and a dict: argument -> its gradient, of the argument's own shape.
+    """
+    if body == "mxnet":
+        backend, put, get = MXNetBackend(mx.current_context()), lambda a: mx.nd.array(a, dtype=a.dtype), _as_numpy
+    else:
+        backend, put, get = NumpyBackend(), lambda a: a, lambda a: a
+    specs, arguments = program.specs, list(program.inputs)[:len(args)]
+    values = dict(zip(arguments, [put(a) for a in args]))
+    values.update({v: put(s.array.asnumpy()) for v, s in program.inputs.items() if hasattr(s, "array")})
+    wanted = [] if heads is None else [v for i, v in enumerate(arguments) if specs[v].is_float and i not in fixed]
+    back = differentiate(program, wanted, [OutputGrad(k) for k in range(len(program.outputs))])
+    _run(backend, program.instrs, specs, values, [*program.outputs, *back.saved])
+    outputs = [np.stack([get(values[v])] * ROWS) if specs[v].kind == SHARED else get(values[v])
+               for v in program.outputs]
+    for v, source in back.program.inputs.items():
+        head = heads[source.index]
+        values[v] = put(head.sum(0) if specs[program.outputs[source.index]].kind == SHARED else head)
+    _run(backend, back.program.instrs, back.program.specs, values, list(back.grads.values()))
+    return outputs, {i: get(values[back.grads[v]]) if v in back.grads else np.zeros_like(args[i])
+                     for i, v in enumerate(arguments) if v in wanted}
+
+
 def _loop(fn, args, shared, fixed, grad, train_mode):
-    """MXNet, one sample at a time: outputs per sample, head gradients, and gradients of every argument."""
+    """MXNet, one sample at a time: head gradients, outputs, and the gradient of every argument."""
     rng = np.random.RandomState(3)
     heads, outputs = [], []
-    grads = [[None] * ROWS for _ in args]
+    grads = [[] for _ in args]
     for row in range(ROWS):
         arrays = [mx.nd.array(a if i in shared else a[row], dtype=a.dtype) for i, a in enumerate(args)]
         for i, x in enumerate(arrays):
@@ -56,45 +100,19 @@ def _loop(fn, args, shared, fixed, grad, train_mode):
             autograd.backward(out, [mx.nd.array(h, dtype=h.dtype) for h in heads[-1]], train_mode=train_mode)
             for i, x in enumerate(arrays):
                 if i not in fixed:
-                    grads[i][row] = x.grad.asnumpy()
-    return heads, outputs, grads
-
-
-def _check_body(name, program, args, shared, fixed, heads, want, want_grads, grad, tol):
-    if name == "mxnet":
-        backend, put, get = MXNetBackend(mx.current_context()), lambda a: mx.nd.array(a, dtype=a.dtype), _as_numpy
-    else:
-        backend, put, get = NumpyBackend(), lambda a: a, lambda a: a
-    values = dict(zip(program.inputs, [put(a) for a in args]))
-    values.update({v: put(s.array.asnumpy()) for v, s in program.inputs.items() if hasattr(s, "array")})
-    arguments = {v: i for i, v in enumerate(list(program.inputs)[:len(args)])}
-    wanted = [v for v, i in arguments.items() if program.specs[v].is_float and i not in fixed] if grad else []
-    back = differentiate(program, wanted, [OutputGrad(i) for i in range(len(program.outputs))])
-    _run(backend, program.instrs, program.specs, values, [*program.outputs, *back.saved])
-    for k, v in enumerate(program.outputs):
-        rows = get(values[v])
-        rows = np.stack([rows] * ROWS) if program.specs[v].kind == SHARED else rows
-        for row in range(ROWS):
-            _assert_same(rows[row], want[row][k], tol, f"{name} body, output {k}, row {row}")
-    if not grad:
-        return
-    for v, source in back.program.inputs.items():
-        stacked = np.stack([h[source.index] for h in heads])
-        if program.specs[program.outputs[source.index]].kind == SHARED:
-            stacked = stacked.sum(0)
-        values[v] = put(stacked)
-    _run(backend, back.program.instrs, back.program.specs, values, list(back.grads.values()))
-    for v in wanted:
-        expected = np.stack(want_grads[arguments[v]])
-        if arguments[v] in shared:
-            expected = expected.sum(0)
-        got = get(values[back.grads[v]]) if v in back.grads else np.zeros_like(expected)
-        _assert_same(got, expected, tol, f"{name} body, gradient of argument {arguments[v]}")
+                    grads[i].append(x.grad.asnumpy())
+    return ([np.stack(rows) for rows in zip(*heads)], [np.stack(rows) for rows in zip(*outputs)],
+            [np.sum(g, axis=0) if i in shared else np.array(g) for i, g in enumerate(grads)])
 
 
 def _run(backend, instrs, specs, values, kept):
     for step in make_steps(instrs, kept):
-        made = backend.compile_region(step, specs)([values[v] for v in step.inputs], None)
+        operands = [values[v] for v in step.inputs]
+        if step.segmented:
+            assert step.instrs[0].op == "stack_rows", step.instrs[0]
+            made = [backend.repeat(operands[0], ROWS)]
+        else:
+            made = backend.compile_region(step, specs)(operands, None)
         values.update(zip(step.outputs, made))
 
 

@@ -1,6 +1,6 @@
 """The op table. One file a family; importing the package fills the table."""
 
-from . import activation, children, elementwise, index, linear, normalise, random, reduce, shape  # noqa: F401
+from . import activation, children, elementwise, index, linear, normalise, parts, random, reduce, shape, unary  # noqa: F401
 from .base import TABLE, Builder, Composite, Op, lookup, register
 from .children import SEGMENTED
 

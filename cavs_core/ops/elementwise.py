@@ -1,4 +1,4 @@
-"""Elementwise maths: unary, with a scalar, of two arrays; where, clip, cast."""
+"""Elementwise maths with a scalar and of two arrays; where, clip, cast. Of one array: see unary.py."""
 
 from __future__ import annotations
 
@@ -7,165 +7,9 @@ import math
 import numpy as np
 
 from ..errors import ProgramError
-from . import special
 from .base import Composite, Op, Required, register
 
-# ---- unary -----------------------------------------------------------------------------------
-
-
-class Unary(Op):
-    """y = f(x). `slope(b, x, y)` is dy/dx as a value; None where it is zero everywhere."""
-
-    rowwise = True
-
-    def __init__(self, name, body, slope=None):
-        super().__init__(name)
-        self.body, self.slope = body, slope
-
-    def infer(self, a, x):
-        return [(x.shape, x.dtype)]
-
-    def grad(self, b, a, xs, ys, dys):
-        return [b.mul(dys[0], self.slope(b, xs[0], ys[0]))] if self.slope else [None]
-
-    def numpy(self, a, x):
-        with np.errstate(all="ignore"):
-            return np.asarray(self.body(x), dtype=x.dtype)
-
-
-def _one_minus_square(b, x):        # 1 - x^2
-    return b.emit("_rminus_scalar", b.emit("square", x), scalar=1.0)
-
-
-def _softrelu(x):
-    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
-
-
-def _round(x):                      # halves go away from zero
-    whole = np.trunc(x)
-    return whole + np.where(np.abs(x - whole) >= 0.5, np.sign(x), 0)
-
-
-_TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
-_LN2, _LN10 = math.log(2), math.log(10)
-
-
-def _erf_slope(b, x, y):
-    return b.scale(b.emit("exp", b.emit("negative", b.emit("square", x))), _TWO_OVER_SQRT_PI)
-
-
-def _erfinv_slope(b, x, y):
-    return b.scale(b.emit("exp", b.emit("square", y)), 1 / _TWO_OVER_SQRT_PI)
-
-
-def _tan_slope(b, x, y):
-    return b.shift(b.emit("square", y), 1.0)
-
-
-def _over(b, y, by):                # y / x, for slopes written through the result
-    return b.div(y, by)
-
-
-_UNARY = [
-    # name, numpy body, slope(b, x, y)
-    ("sigmoid", lambda x: 1 / (1 + np.exp(-x)), lambda b, x, y: b.mul(y, b.emit("_rminus_scalar", y, scalar=1.0))),
-    ("tanh", np.tanh, lambda b, x, y: _one_minus_square(b, y)),
-    ("relu", lambda x: np.where(x > 0, x, np.where(np.isnan(x), x, 0)),
-     lambda b, x, y: b.emit("_greater_scalar", y, scalar=0.0)),
-    ("softsign", lambda x: x / (1 + np.abs(x)),
-     lambda b, x, y: b.emit("reciprocal", b.emit("square", b.shift(b.emit("abs", x), 1.0)))),
-    ("softrelu", _softrelu, lambda b, x, y: b.emit("sigmoid", x)),
-    ("exp", np.exp, lambda b, x, y: y),
-    ("expm1", np.expm1, lambda b, x, y: b.emit("exp", x)),
-    ("log", np.log, lambda b, x, y: b.emit("reciprocal", x)),
-    ("log2", np.log2, lambda b, x, y: b.scale(b.emit("reciprocal", x), 1 / _LN2)),
-    ("log10", np.log10, lambda b, x, y: b.scale(b.emit("reciprocal", x), 1 / _LN10)),
-    ("log1p", np.log1p, lambda b, x, y: b.emit("reciprocal", b.shift(x, 1.0))),
-    ("sqrt", np.sqrt, lambda b, x, y: b.scale(b.emit("reciprocal", y), 0.5)),
-    ("rsqrt", lambda x: 1 / np.sqrt(x), lambda b, x, y: b.scale(_over(b, y, x), -0.5)),
-    ("cbrt", np.cbrt, lambda b, x, y: b.scale(b.emit("reciprocal", b.emit("square", y)), 1 / 3)),
-    ("rcbrt", lambda x: 1 / np.cbrt(x), lambda b, x, y: b.scale(_over(b, y, x), -1 / 3)),
-    ("square", np.square, lambda b, x, y: b.scale(x, 2.0)),
-    ("reciprocal", lambda x: 1 / x, lambda b, x, y: b.emit("negative", b.emit("square", y))),
-    ("negative", np.negative, None),            # its gradient is below: it has no factor
-    ("abs", np.abs, lambda b, x, y: b.emit("sign", x)),
-    ("sin", np.sin, lambda b, x, y: b.emit("cos", x)),
-    ("cos", np.cos, lambda b, x, y: b.emit("negative", b.emit("sin", x))),
-    ("tan", np.tan, _tan_slope),
-    ("arcsin", np.arcsin, lambda b, x, y: b.emit("rsqrt", _one_minus_square(b, x))),
-    ("arccos", np.arccos, lambda b, x, y: b.emit("negative", b.emit("rsqrt", _one_minus_square(b, x)))),
-    ("arctan", np.arctan, lambda b, x, y: b.emit("reciprocal", b.shift(b.emit("square", x), 1.0))),
-    ("sinh", np.sinh, lambda b, x, y: b.emit("cosh", x)),
-    ("cosh", np.cosh, lambda b, x, y: b.emit("sinh", x)),
-    ("arcsinh", np.arcsinh, lambda b, x, y: b.emit("rsqrt", b.shift(b.emit("square", x), 1.0))),
-    ("arccosh", np.arccosh, lambda b, x, y: b.emit("rsqrt", b.shift(b.emit("square", x), -1.0))),
-    ("arctanh", np.arctanh, lambda b, x, y: b.emit("reciprocal", _one_minus_square(b, x))),
-    ("degrees", np.degrees, lambda b, x, y: b.scale(b.emit("ones_like", x), 180 / math.pi)),
-    ("radians", np.radians, lambda b, x, y: b.scale(b.emit("ones_like", x), math.pi / 180)),
-    ("erf", special.erf, _erf_slope),
-    ("erfinv", special.erfinv, _erfinv_slope),
-    ("gamma", special.gamma, lambda b, x, y: b.mul(y, b.emit("digamma", x))),
-    ("gammaln", special.gammaln, lambda b, x, y: b.emit("digamma", x)),
-    ("sign", lambda x: np.nan_to_num(np.sign(x)), None),
-    ("floor", np.floor, None),
-    ("ceil", np.ceil, None),
-    ("round", _round, None),
-    ("rint", lambda x: np.where(x - np.floor(x) <= 0.5, np.floor(x), np.ceil(x)), None),
-    ("fix", np.trunc, None),
-    ("trunc", np.trunc, None),
-    ("logical_not", lambda x: x == 0, None),
-    ("zeros_like", np.zeros_like, None),
-    ("ones_like", np.ones_like, None),
-]
-
-
-class _PassThrough(Unary):
-    """y = +-x: the gradient needs neither x nor y."""
-
-    def grad(self, b, a, xs, ys, dys):
-        return [b.emit(self.name, dys[0])]
-
-
-class _Digamma(Unary):
-    """MXNet has it only as the gradient of gammaln."""
-
-    def mxnet(self, F, a, x):
-        return F._internal._backward_gammaln(F.ones_like(x), x)
-
-
-class _Softrelu(Unary):
-    def mxnet(self, F, a, x):
-        return F.Activation(x, act_type="softrelu")
-
-
-for _name, _body, _slope in _UNARY:
-    _kind = {"negative": _PassThrough, "softrelu": _Softrelu}.get(_name, Unary)
-    register(_kind(_name, _body, _slope))
-register(_PassThrough("_copy", lambda x: x))
-register(Unary("BlockGrad", lambda x: x))
-register(_Digamma("digamma", special.digamma))
-
-
-class MakeLoss(Unary):
-    """Identity; its gradient is `grad_scale`, whatever comes from above, over the number of valid elements if asked."""
-
-    attrs = {"grad_scale": 1.0, "valid_thresh": 0.0, "normalization": "null"}
-
-    def mxnet(self, F, a, x):
-        return F.identity(x)
-
-    def grad(self, b, a, xs, ys, dys):
-        x = xs[0]
-        scale = b.scale(b.emit("ones_like", x), a["grad_scale"])
-        if a["normalization"] != "valid":       # MXNet reads "batch" and does nothing with it
-            return [scale]
-        valid = b.emit("_greater_scalar", x, scalar=a["valid_thresh"])
-        count = b.emit("reduce_sum", valid, axis=tuple(range(len(b.shape(x)))))
-        return [b.div(scale, b.emit("_maximum_scalar", count, scalar=1.0))]
-
-
-register(MakeLoss("MakeLoss", lambda x: x))
-register(MakeLoss("make_loss", lambda x: x))
+# ---- cast, clip ------------------------------------------------------------------------------
 
 
 class Cast(Op):
@@ -395,6 +239,9 @@ class Elemwise(Composite):
 for _name, _same_shape, _body, _rule in _BINARY:
     register(Binary(_name, _body, _rule))
     register(Elemwise(_same_shape, _name))
+
+
+# ---- of more arrays --------------------------------------------------------------------------
 
 
 class Where(Op):

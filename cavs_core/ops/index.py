@@ -12,6 +12,8 @@ from .base import Composite, Op, Required, normal_axis, register
 def _clipped(b, index, size, mode):
     """Indices brought into range as `mode` says."""
     if mode == "wrap":
+        if b.specs[index].is_float:         # -0.5 is index 0, not size - 0.5
+            index = b.emit("Cast", index, dtype="int32")
         return b.emit("_mod_scalar", index, scalar=float(size))
     if mode != "clip":
         raise ProgramError(f"take mode {mode!r} is not supported; use 'clip' or 'wrap'")
@@ -118,19 +120,22 @@ class EmbeddingFront(Composite):
 
 
 class GatherNd(Composite):
-    """data[index[0], index[1], ...] with index of shape (coordinates, ...)."""
+    """data[index[0], index[1], ...] with index of shape (coordinates, ...).
+
+    Negative indices count from the end. MXNet raises for those out of range, once it has their values; here they wrap.
+    """
 
     def expand(self, b, a, x, index):
         shape, coordinates = b.shape(x), b.shape(index)[0]
-        rest = b.shape(index)[1:] or (1,)
-        if coordinates > len(shape):
-            raise ProgramError(f"gather_nd: {coordinates} coordinates for an array of shape {shape}")
+        rest = b.shape(index)[1:]
+        if coordinates > len(shape) or not rest:
+            raise ProgramError(f"gather_nd: an index of shape {b.shape(index)} for an array of shape {shape}")
         index = b.emit("Cast", index, dtype="int32")
         flat_index, stride = None, 1
         for axis in reversed(range(coordinates)):
             part = b.reshape(b.emit("slice_axis", index, axis=0, begin=axis, end=axis + 1), rest)
-            part = b.emit("clip", part, a_min=0.0, a_max=float(shape[axis] - 1))
-            part = b.emit("_mul_scalar", part, scalar=float(stride)) if stride > 1 else part
+            part = _clipped(b, part, shape[axis], "wrap")
+            part = b.scale(part, stride) if stride > 1 else part
             flat_index = part if flat_index is None else b.add(flat_index, part)
             stride *= shape[axis]
         return b.emit("lookup", b.reshape(x, (stride, *shape[coordinates:])), flat_index)
@@ -207,5 +212,5 @@ register(EmbeddingFront("Embedding"), "_contrib_SparseEmbedding", "_sparse_Embed
 register(GatherNd("gather_nd"))
 register(OneHot("one_hot"))
 register(Pick("pick_plain"))
-register(PickFront("pick"))
-register(BatchTake("batch_take"), "choose_element_0index")
+register(PickFront("pick"), "choose_element_0index")
+register(BatchTake("batch_take"))

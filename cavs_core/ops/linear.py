@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import ProgramError
-from .base import Composite, Op, Required, register
+from .base import Composite, Op, Required, normal_axis, register
 
 
 def _matrix(shape, transposed):
@@ -21,11 +21,11 @@ class Matmul(Op):
     attrs = {"transpose_a": False, "transpose_b": False}
 
     def infer(self, a, x, y):
-        (m, k), (k2, n) = _matrix(x.shape, a["transpose_a"]), _matrix(y.shape, a["transpose_b"])
-        if k != k2 or x.dtype != y.dtype:
+        (*lead, m, k), (*lead_y, k_y, n) = _matrix(x.shape, a["transpose_a"]), _matrix(y.shape, a["transpose_b"])
+        if k != k_y or lead != lead_y or x.dtype != y.dtype:
             raise ProgramError(f"a product of {x.dtype}{list(x.shape)} (transposed: {a['transpose_a']}) and "
                                f"{y.dtype}{list(y.shape)} (transposed: {a['transpose_b']}) does not fit")
-        return [((m, n), x.dtype)]
+        return [((*lead, m, n), x.dtype)]
 
     def rows(self, e, a, x, y):
         ta, tb = a["transpose_a"], a["transpose_b"]
@@ -87,14 +87,6 @@ def _swap(e, array, shape):
 class BatchMatmul(Matmul):
     """(b, m, k) x (b, k, n)."""
 
-    def infer(self, a, x, y):
-        if len(x.shape) != 3 or len(y.shape) != 3 or x.shape[0] != y.shape[0]:
-            raise ProgramError(f"batch_dot: shapes {x.shape} and {y.shape} do not fit")
-        (m, k), (k2, n) = _matrix(x.shape[1:], a["transpose_a"]), _matrix(y.shape[1:], a["transpose_b"])
-        if k != k2:
-            raise ProgramError(f"batch_dot: inner sizes {k} and {k2} differ for shapes {x.shape} and {y.shape}")
-        return [((x.shape[0], m, n), x.dtype)]
-
     def rows(self, e, a, *xs):
         flat = [e.emit("Reshape", x.stack(xs), shape=(-3, 0, 0)) for x in xs]
         product = e.emit(self.name, *flat, **a)
@@ -149,48 +141,64 @@ class Dot(Composite):
 
 
 class BatchDot(Composite):
+    """op(x) op(y) over the last two axes; the axes before them are equal."""
+
     attrs = {"transpose_a": False, "transpose_b": False}
     ignored = ("forward_stype",)
+    min_axes = 3
 
     def expand(self, b, a, x, y):
-        return b.emit("batch_matmul", x, y, **a)
+        xs, ys = b.shape(x), b.shape(y)
+        if min(len(xs), len(ys)) < self.min_axes or xs[:-2] != ys[:-2]:
+            raise ProgramError(f"{self.name}: shapes {xs} and {ys} do not fit; it wants at least {self.min_axes} axes, "
+                               "all but the last two equal")
+        if len(xs) == 2:
+            return b.emit("matmul", x, y, **a)
+        count = int(np.prod(xs[:-2]))
+        z = b.emit("batch_matmul", b.reshape(x, (count, *xs[-2:])), b.reshape(y, (count, *ys[-2:])), **a)
+        return b.reshape(z, xs[:-2] + b.shape(z)[1:])
 
 
-class Gemm2(Composite):
-    """alpha * op(A) op(B) over the last two axes."""
+class Gemm2(BatchDot):
+    """alpha op(A) op(B); `axis` says which axis holds the rows of the matrices, the last one their columns."""
 
     attrs = {"transpose_a": False, "transpose_b": False, "alpha": 1.0, "axis": -2}
+    ignored = ()
+    min_axes = 2
 
-    def expand(self, b, a, x, y):
-        if a["axis"] not in (-2, len(b.shape(x)) - 2):
-            raise ProgramError(f"linalg_gemm2: axis={a['axis']} is not supported; use -2 (the default)")
-        outer = b.shape(x)[:-2]
-        if outer != b.shape(y)[:-2]:
-            raise ProgramError(f"linalg_gemm2: leading axes of {b.shape(x)} and {b.shape(y)} differ")
-        if outer:
-            count = int(np.prod(outer))
-            x = b.reshape(x, (count, *b.shape(x)[-2:]))
-            y = b.reshape(y, (count, *b.shape(y)[-2:]))
-        op = "batch_matmul" if outer else "matmul"
-        z = b.emit(op, x, y, transpose_a=a["transpose_a"], transpose_b=a["transpose_b"])
-        z = b.reshape(z, outer + b.shape(z)[-2:])
-        return z if a["alpha"] == 1.0 else b.scale(z, a["alpha"])
+    def expand(self, b, a, x, y, *c):
+        alpha, axis, beta = a.pop("alpha"), a.pop("axis"), a.pop("beta", None)
+        x, y, *c = (_move_axis(b, v, axis, -2) for v in (x, y, *c))
+        z = _scaled(b, super().expand(b, a, x, y), alpha)
+        for v in c:
+            if b.shape(v) != b.shape(z):
+                raise ProgramError(f"{self.name}: C has shape {b.shape(v)}, the product {b.shape(z)}")
+            z = b.add(z, _scaled(b, v, beta))
+        return _move_axis(b, z, -2, axis)
 
 
 class Gemm(Gemm2):
-    """alpha * op(A) op(B) + beta * C."""
+    """alpha op(A) op(B) + beta C."""
 
     attrs = {**Gemm2.attrs, "beta": 1.0}
 
-    def expand(self, b, a, x, y, c):
-        beta = a.pop("beta")
-        return b.add(super().expand(b, a, x, y), c if beta == 1.0 else b.scale(c, beta))
+
+def _scaled(b, x, scalar):
+    return x if scalar == 1.0 else b.scale(x, scalar)
+
+
+def _move_axis(b, x, source, target):
+    ndim = len(b.shape(x))
+    source, target = normal_axis(source, ndim), normal_axis(target, ndim)
+    axes = [i for i in range(ndim) if i != source]
+    axes.insert(target, source)
+    return x if source == target else b.emit("transpose", x, axes=tuple(axes))
 
 
 register(Matmul("matmul"))
 register(BatchMatmul("batch_matmul"))
-register(FullyConnected("FullyConnected"), "_sparse_FullyConnected")
-register(Dot("dot"), "_sparse_dot")
+register(FullyConnected("FullyConnected"))
+register(Dot("dot"))
 register(BatchDot("batch_dot"))
-register(Gemm2("_linalg_gemm2"), "linalg_gemm2")
-register(Gemm("_linalg_gemm"), "linalg_gemm")
+register(Gemm2("_linalg_gemm2"))
+register(Gemm("_linalg_gemm"))

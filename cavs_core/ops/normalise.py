@@ -49,12 +49,12 @@ class GroupNorm(Composite):
 
     def expand(self, b, a, x, gamma, beta):
         shape, groups = b.shape(x), a["num_groups"]
-        if shape[1] % groups or a["output_mean_var"]:
-            raise ProgramError(f"GroupNorm: {shape[1]} channels in {groups} groups, "
+        if len(shape) < 3 or shape[1] % groups or a["output_mean_var"]:
+            raise ProgramError(f"GroupNorm: shape {shape} in {groups} groups, "
                                f"output_mean_var={a['output_mean_var']} is not supported")
-        grouped = b.reshape(x, (shape[0] * groups, int(np.prod(shape[1:])) // groups))
-        y = b.reshape(_standardise(b, grouped, (1,), a["eps"]), shape)
-        return b.add(b.mul(y, _along(b, gamma, len(shape), 1)), _along(b, beta, len(shape), 1))
+        y = _standardise(b, b.reshape(x, (shape[0], groups, int(np.prod(shape[1:])) // groups)), (2,), a["eps"])
+        y = b.add(b.mul(y, _along(b, gamma, 3, 1)), _along(b, beta, 3, 1))     # one gamma a group, not a channel
+        return b.reshape(y, shape)
 
 
 class L2Normalization(Composite):
@@ -63,32 +63,30 @@ class L2Normalization(Composite):
     def expand(self, b, a, x):
         ndim = len(b.shape(x))
         axes = {"instance": tuple(range(1, ndim)), "channel": (1,), "spatial": tuple(range(2, ndim))}.get(a["mode"])
-        if not axes:
+        if axes is None or (ndim < 3 and a["mode"] != "instance"):
             raise ProgramError(f"L2Normalization: mode {a['mode']!r} does not fit shape {b.shape(x)}")
         total = b.emit("reduce_sum", b.emit("square", x), axis=axes)
         return b.mul(x, b.emit("rsqrt", b.shift(total, a["eps"])))
 
 
 class SoftmaxLoss(Op):
-    """softmax along `axis`; the gradient is (softmax - target) * weight, whatever comes from above."""
-
-    attrs = {"axis": 1}
+    """softmax along axis 1; the gradient is (softmax - target) * weight, whatever comes from above."""
 
     def infer(self, a, x, target, weight):
         return [(x.shape, x.dtype)]
 
     def rows(self, e, a, x, target, weight):
-        return e.emit("softmax_plain", x.stack([target, weight]), axis=a["axis"] + 1)
+        return e.emit("softmax_plain", x.stack([target, weight]), axis=2)
 
     def grad(self, b, a, xs, ys, dys):
         return [b.mul(b.sub(ys[0], xs[1]), xs[2]), None, None]
 
     def numpy(self, a, x, target, weight):
-        e = np.exp(x - x.max(axis=a["axis"], keepdims=True))
-        return e / e.sum(axis=a["axis"], keepdims=True)
+        e = np.exp(x - x.max(axis=1, keepdims=True))
+        return e / e.sum(axis=1, keepdims=True)
 
     def mxnet(self, F, a, x, target, weight):
-        return F.softmax(x, axis=a["axis"])
+        return F.softmax(x, axis=1)
 
 
 class SoftmaxOutput(Composite):
@@ -96,50 +94,48 @@ class SoftmaxOutput(Composite):
              "preserve_shape": False, "normalization": "null", "out_grad": False, "smooth_alpha": 0.0}
 
     def expand(self, b, a, x, label):
-        if a["out_grad"]:
-            raise ProgramError("SoftmaxOutput: out_grad=True is not supported; use softmax and a loss")
-        shape, axis = b.shape(x), 1
-        if a["preserve_shape"]:
-            axis = len(shape) - 1
-        elif not a["multi_output"]:
-            x = b.reshape(x, (shape[0], int(np.prod(shape[1:]))))
-        classes = b.shape(x)[axis]
-        if b.shape(label) == b.shape(x):                   # probabilities as labels
-            target, weight = label, b.emit("ones_like", label)
+        shape = b.shape(x)
+        if a["out_grad"] or len(shape) < 2:
+            raise ProgramError(f"SoftmaxOutput: shape {shape} with out_grad={a['out_grad']} is not supported; "
+                               "use softmax and a loss")
+        view = self._view(a, shape)
+        if b.shape(label) == shape:         # probabilities as labels: MXNet ignores and normalises nothing then
+            target = b.reshape(label, view)
+            weight = b.scale(b.emit("ones_like", target), a["grad_scale"])
+        elif len(shape) > 2 and not (a["multi_output"] or a["preserve_shape"]):
+            raise ProgramError(f"SoftmaxOutput: labels for shape {shape} want multi_output or preserve_shape")
         else:
-            target, weight = self._one_hot_target(b, a, x, label, axis, classes)
-        weight = self._normalised(b, a, weight, b.shape(x), axis)
-        y = b.emit("softmax_loss", x, target, weight, axis=axis)
-        return b.reshape(y, shape)
+            label = b.reshape(label, (view[0], 1, *view[2:]))
+            target, weight = self._target(b, a, x, label, view), self._weight(b, a, label)
+        return b.reshape(b.emit("softmax_loss", b.reshape(x, view), target, weight), shape)
 
     @staticmethod
-    def _one_hot_target(b, a, x, label, axis, classes):
-        kept = tuple(1 if i == axis else n for i, n in enumerate(b.shape(x)))
-        label = b.reshape(label, kept)
-        off = a["smooth_alpha"] / (classes - 1) if a["smooth_alpha"] else 0.0
-        hot = b.emit("one_hot", b.reshape(label, kept[:axis] + kept[axis + 1:]), depth=classes,
-                     on_value=1.0 - a["smooth_alpha"], off_value=off, dtype=b.specs[x].dtype)
-        last = len(kept) - 1
-        if axis != last:
-            hot = b.emit("transpose", hot, axes=(*range(axis), last, *range(axis, last)))
-        weight = b.emit("ones_like", label)
-        if a["use_ignore"]:
-            weight = b.emit("_not_equal_scalar", label, scalar=a["ignore_label"])
-        return hot, weight
+    def _view(a, shape):
+        """(samples, classes) or, where each sample has many labels, (samples, classes, positions)."""
+        if a["multi_output"]:
+            return shape if len(shape) == 2 else (*shape[:2], int(np.prod(shape[2:])))
+        if a["preserve_shape"]:
+            return (int(np.prod(shape[:-1])), shape[-1])
+        return (shape[0], int(np.prod(shape[1:])))
 
     @staticmethod
-    def _normalised(b, a, weight, shape, axis):
-        scaled = b.scale(weight, a["grad_scale"])
-        if a["normalization"] == "batch":
-            return b.scale(scaled, 1.0 / shape[0])
-        if a["normalization"] == "valid":
-            count = b.emit("reduce_sum", weight, axis=tuple(range(len(b.shape(weight)))))
-            if b.shape(weight) == shape:
-                count = b.scale(count, 1.0 / shape[axis])
-            return b.div(scaled, b.emit("_maximum_scalar", count, scalar=1.0))
-        if a["multi_output"] and a["normalization"] == "null":
-            return b.scale(scaled, 1.0)
-        return scaled
+    def _target(b, a, x, label, view):
+        alpha = 0.0 if a["multi_output"] else a["smooth_alpha"]        # MXNet smooths only single labels
+        hot = b.emit("one_hot", b.reshape(label, (view[0], *view[2:])), depth=view[1], on_value=1.0 - alpha,
+                     off_value=alpha / max(1, view[1] - 1), dtype=b.specs[x].dtype)
+        return hot if len(view) == 2 else b.emit("transpose", hot, axes=(0, 2, 1))
+
+    @staticmethod
+    def _weight(b, a, label):
+        """The factor of each label: its share, none if it is ignored."""
+        samples, _, *positions = b.shape(label)
+        weight = b.emit("_not_equal_scalar", label, scalar=a["ignore_label"])
+        count = b.emit("reduce_sum", weight, axis=tuple(range(len(b.shape(label)))))
+        weight = b.scale(weight if a["use_ignore"] else b.emit("ones_like", label), a["grad_scale"])
+        if a["normalization"] == "valid":   # counted whether or not use_ignore is set
+            return b.div(weight, b.emit("_maximum_scalar", count, scalar=1.0))
+        share = 1.0 / int(np.prod(positions))
+        return b.scale(weight, share / samples if a["normalization"] == "batch" else share)
 
 
 register(LayerNorm("LayerNorm"))

@@ -77,7 +77,8 @@ class Reduction(Composite):
 
     def expand(self, b, a, x):
         shape = b.shape(x)
-        axes = axes_of(a["axis"], len(shape), a.get("exclude", False))
+        everything = a["axis"] is None or a["axis"] == ()       # then MXNet does not look at `exclude`
+        axes = axes_of(a["axis"], len(shape), not everything and a.get("exclude", False))
         if not axes:
             return b.emit("_copy", x)
         return b.reshape(self.reduce(b, a, x, axes), _reduced_shape(shape, axes, a["keepdims"]))

@@ -1,4 +1,4 @@
-"""Shapes: reshape and its relatives, transpose, concat and split, slices, broadcasting."""
+"""Shapes: reshape and its relatives, transpose, broadcasting."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .base import Composite, Op, Required, axes_of, normal_axis, register
 
 def resolve_reshape(shape, codes, reverse=False):
     """MXNet's reshape codes: 0 copy, -1 infer, -2 copy the rest, -3 merge two, -4 split one."""
-    if reverse:
-        return resolve_reshape(shape[::-1], _reversed_codes(codes))[::-1]
+    if reverse:                             # read from the right: the factors of -4 then stand before it
+        return resolve_reshape(shape[::-1], codes[::-1])[::-1]
     out, i, infer, j = [], 0, None, 0
     while j < len(codes):
         code = codes[j]
@@ -19,6 +19,8 @@ def resolve_reshape(shape, codes, reverse=False):
             out.append(shape[i])
             i += 1
         elif code == -1:
+            if infer is not None:
+                raise ProgramError(f"reshape to {tuple(codes)}: only one -1 can be inferred")
             infer = len(out)
             out.append(1)
             i += 1
@@ -32,6 +34,8 @@ def resolve_reshape(shape, codes, reverse=False):
             first, second = codes[j + 1], codes[j + 2]
             first = shape[i] // second if first == -1 else first
             second = shape[i] // first if second == -1 else second
+            if first * second != shape[i]:
+                raise ProgramError(f"reshape: {shape[i]} does not split into {first} and {second}")
             out.extend((first, second))
             i, j = i + 1, j + 2
         else:
@@ -44,17 +48,6 @@ def resolve_reshape(shape, codes, reverse=False):
     if int(np.prod(out)) != size:
         raise ProgramError(f"cannot reshape {tuple(shape)} to {tuple(codes)}")
     return tuple(out)
-
-
-def _reversed_codes(codes):
-    """Codes read from the right; the two factors of -4 stay behind it."""
-    groups, j = [], 0
-    while j < len(codes):
-        width = 3 if codes[j] == -4 else 1
-        group = list(codes[j:j + width])
-        groups.append([group[0], *group[:0:-1]])
-        j += width
-    return [code for group in reversed(groups) for code in group]
 
 
 class Reshape(Op):
@@ -106,7 +99,7 @@ def _expanded(shape, a):
 def _squeezed(shape, a):
     if a["axis"] is None:
         return tuple(n for n in shape if n != 1) or (1,)
-    axes = axes_of(a["axis"], len(shape))
+    axes = axes_of(a["axis"], len(shape)) if a["axis"] != () else ()
     if any(shape[i] != 1 for i in axes):
         raise ProgramError(f"squeeze: axis {a['axis']} of shape {shape} is not 1")
     return tuple(n for i, n in enumerate(shape) if i not in axes) or (1,)
@@ -161,213 +154,6 @@ class SwapAxis(Composite):
 
 register(Transpose("transpose"))
 register(SwapAxis("SwapAxis"), "swapaxes")
-
-
-class Concat(Op):
-    attrs = {"dim": 1}
-    ignored = ("num_args",)
-
-    def build(self, b, a, xs):
-        return super().build(b, {"dim": normal_axis(a["dim"], len(b.shape(xs[0])))}, xs)
-
-    def infer(self, a, *xs):
-        dim, first = a["dim"], xs[0]
-        rest = {x.shape[:dim] + x.shape[dim + 1:] for x in xs}
-        if len(rest) > 1 or len({x.dtype for x in xs}) > 1:
-            raise ProgramError(f"Concat along {dim}: operands {[str(x) for x in xs]} do not fit")
-        total = sum(x.shape[dim] for x in xs)
-        return [(first.shape[:dim] + (total,) + first.shape[dim + 1:], first.dtype)]
-
-    def rows(self, e, a, *xs):
-        return e.emit(self.name, *[x.stack(xs) for x in xs], dim=a["dim"] + 1)
-
-    def grad(self, b, a, xs, ys, dys):
-        dim, start, grads = a["dim"], 0, []
-        for x in xs:
-            stop = start + b.shape(x)[dim]
-            grads.append(b.emit("slice_axis", dys[0], axis=dim, begin=start, end=stop))
-            start = stop
-        return grads
-
-    def numpy(self, a, *xs):
-        return np.concatenate(xs, axis=a["dim"])
-
-
-class Stack(Composite):
-    attrs = {"axis": 0}
-    ignored = ("num_args",)
-
-    def expand(self, b, a, *xs):
-        axis = normal_axis(a["axis"], len(b.shape(xs[0])) + 1)
-        return b.emit("Concat", *[b.emit("expand_dims", x, axis=axis) for x in xs], dim=axis)
-
-
-register(Concat("Concat"), "concat", "_rnn_param_concat")
-register(Stack("stack"))
-
-
-class SliceChannel(Op):
-    """Equal parts along an axis."""
-
-    attrs = {"num_outputs": Required, "axis": 1, "squeeze_axis": False}
-
-    def build(self, b, a, xs):
-        shape = b.shape(xs[0])
-        axis = normal_axis(a["axis"], len(shape))
-        if shape[axis] % a["num_outputs"]:
-            raise ProgramError(f"split: axis {axis} of shape {shape} is not divisible by {a['num_outputs']}")
-        if a["num_outputs"] == 1:
-            parts = [b.emit("_copy", xs[0])]
-        else:
-            parts = super().build(b, {"num_outputs": a["num_outputs"], "axis": axis}, xs)
-        return [b.emit("squeeze", p, axis=axis) for p in parts] if a["squeeze_axis"] else parts
-
-    def infer(self, a, x):
-        part = list(x.shape)
-        part[a["axis"]] //= a["num_outputs"]
-        return [(tuple(part), x.dtype)] * a["num_outputs"]
-
-    def rows(self, e, a, x):
-        return e.emit_many(self.name, a["num_outputs"], x.array, num_outputs=a["num_outputs"], axis=a["axis"] + 1)
-
-    def grad(self, b, a, xs, ys, dys):
-        parts = [dy if dy is not None else b.emit("zeros_like", y) for y, dy in zip(ys, dys)]
-        return [b.emit("Concat", *parts, dim=a["axis"])]
-
-    def numpy(self, a, x):
-        return np.split(x, a["num_outputs"], axis=a["axis"])
-
-
-class SplitV2(Composite):
-    """Parts that begin at given indices, or equal ones."""
-
-    attrs = {"indices": (), "axis": 1, "squeeze_axis": False, "sections": 0}
-
-    def expand(self, b, a, x):
-        shape = b.shape(x)
-        axis = normal_axis(a["axis"], len(shape))
-        if a["sections"] > 0:
-            return b.call("SliceChannel", [x], {"num_outputs": a["sections"], "axis": axis,
-                                                "squeeze_axis": a["squeeze_axis"]})
-        starts = [*a["indices"]] if a["indices"] and a["indices"][0] == 0 else [0, *a["indices"]]
-        stops = [*starts[1:], shape[axis]]
-        parts = [b.emit("slice_axis", x, axis=axis, begin=i, end=j) for i, j in zip(starts, stops)]
-        return [b.emit("squeeze", p, axis=axis) for p in parts] if a["squeeze_axis"] else parts
-
-
-register(SliceChannel("SliceChannel"), "split")
-register(SplitV2("_split_v2"))
-
-
-def _full_slices(shape, begin, end, step):
-    """One Python slice per axis, ends clipped as MXNet does."""
-    def part(values, i):
-        return values[i] if values is not None and i < len(values) else None
-
-    out = []
-    for i, n in enumerate(shape):
-        s = part(step, i) or 1
-        start, stop, s = slice(part(begin, i), part(end, i), s).indices(n)
-        out.append((start, stop if stop >= 0 else None, s))
-    return out
-
-
-class Slice(Op):
-    attrs = {"begin": Required, "end": Required, "step": ()}
-
-    def build(self, b, a, xs):
-        a = {k: (v,) if isinstance(v, int) else tuple(v or ()) for k, v in a.items()}
-        full = _full_slices(b.shape(xs[0]), a["begin"], a["end"], a["step"])
-        begin, end, step = zip(*full)
-        return super().build(b, {"begin": begin, "end": end, "step": step}, xs)
-
-    def infer(self, a, x):
-        shape = tuple(len(range(*slice(i, j, s).indices(n)))
-                      for i, j, s, n in zip(a["begin"], a["end"], a["step"], x.shape))
-        if 0 in shape:
-            raise ProgramError(f"slice of shape {x.shape} from {a['begin']} to {a['end']} is empty")
-        return [(shape, x.dtype)]
-
-    @staticmethod
-    def _behind_rows(a):
-        return {k: (None, *v) for k, v in a.items()}
-
-    def rows(self, e, a, x):
-        return e.emit(self.name, x.array, **self._behind_rows(a))
-
-    def grad(self, b, a, xs, ys, dys):
-        return [b.emit("slice_assign", b.emit("zeros_like", xs[0]), dys[0], **a)]
-
-    def numpy(self, a, x):
-        return x[tuple(slice(*ijs) for ijs in zip(a["begin"], a["end"], a["step"]))]
-
-
-class SliceAssign(Slice):
-    """A copy of x whose slice is replaced by y."""
-
-    def build(self, b, a, xs):
-        return Op.build(self, b, a, xs)
-
-    def infer(self, a, x, y):
-        return [(x.shape, x.dtype)]
-
-    def rows(self, e, a, *xs):
-        return e.emit(self.name, *[x.stack(xs) for x in xs], **self._behind_rows(a))
-
-    def grad(self, b, a, xs, ys, dys):
-        kept = b.emit(self.name, dys[0], b.emit("zeros_like", xs[1]), **a)
-        return [kept, b.emit("slice", dys[0], **a)]
-
-    def numpy(self, a, x, y):
-        out = x.copy()
-        out[tuple(slice(*ijs) for ijs in zip(a["begin"], a["end"], a["step"]))] = y
-        return out
-
-    def mxnet(self, F, a, x, y):
-        return F._internal._slice_assign(x, y, **a)
-
-
-class SliceAxis(Composite):
-    attrs = {"axis": Required, "begin": Required, "end": Required}
-
-    def expand(self, b, a, x):
-        axis = normal_axis(a["axis"], len(b.shape(x)))
-        return b.emit("slice", x, begin=(None,) * axis + (a["begin"],), end=(None,) * axis + (a["end"],))
-
-
-class SliceLike(Composite):
-    attrs = {"axes": ()}
-
-    def expand(self, b, a, x, like):
-        axes = axes_of(a["axes"], len(b.shape(x)))
-        ends = tuple(b.shape(like)[i] if i in axes else None for i in range(len(b.shape(x))))
-        return b.emit("slice", x, begin=(None,) * len(ends), end=ends)
-
-
-class Reverse(Op):
-    attrs = {"axis": Required}
-
-    def build(self, b, a, xs):
-        return super().build(b, {"axis": axes_of(a["axis"], len(b.shape(xs[0])))}, xs)
-
-    def infer(self, a, x):
-        return [(x.shape, x.dtype)]
-
-    def rows(self, e, a, x):
-        return e.emit(self.name, x.array, axis=tuple(i + 1 for i in a["axis"]))
-
-    def grad(self, b, a, xs, ys, dys):
-        return [b.emit(self.name, dys[0], **a)]
-
-    def numpy(self, a, x):
-        return np.flip(x, a["axis"])
-
-
-register(Slice("slice"), "crop")
-register(SliceAssign("slice_assign"), "_slice_assign", "_crop_assign")
-register(SliceAxis("slice_axis"))
-register(SliceLike("slice_like"))
-register(Reverse("reverse"), "flip")
 
 
 # ---- broadcasting ----------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,9 +14,9 @@ from .backends.mxnet_ops import MXNetBackend
 from .errors import RunError
 from .executor import Run
 from .graph import InputGraph
-from .layout import Layout, plan_layout
+from .layout import Place, RowIndex, lay_out_graphs
 from .mxnet_compat import autograd, mx
-from .plan import ClassPlan, leaf_program, peak_bytes, plan_class
+from .plan import ClassPlan, VertexProgram, leaf_program, peak_bytes, plan_class
 from .program import Const, Gather, GatherAll, GatherSum, Param, Pull, Spec
 from .schedule import check_arity, schedule
 from .tape import TapeBridge, needs_gradient
@@ -97,12 +97,15 @@ class RunOutput:
 class _Planned:
     """A vertex function planned for one signature."""
 
-    leaf: ClassPlan
-    inner: ClassPlan
+    plans: list[ClassPlan]          # the leaves, all other vertices
     initial: list[Any]
     parameters: list[Param]
     constants: list[Const]
-    wanted: list[Any] = field(default_factory=list)
+    wanted: list[Any]
+
+    @property
+    def vertex(self) -> VertexProgram:
+        return self.plans[1].vertex
 
 
 def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs: Mapping[str, Any] | None = None,
@@ -132,57 +135,66 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     wanted_pulls = tuple(sorted(k for k, x in arrays.items() if recording and needs_gradient(x))) if recording else ()
     planned = _plan(cell, arrays, recording, wanted_pulls, ctx)
     _check_arity(cell, graph, planned)
-    ports = planned.inner.vertex.ports
-    by_slot = not any(isinstance(p, GatherAll) for p in ports)
-    layout = plan_layout(graph, schedule(graph, by_slot), ports, planned.inner.answered_ports)
-    stats = RunStats(graph.num_samples, graph.num_vertices, graph.num_edges, layout.schedule.num_launches,
-                     peak_bytes=peak_bytes(planned.leaf, planned.inner, layout))
+    vertex = planned.vertex
+    by_slot = not any(isinstance(p, GatherAll) for p in vertex.ports)
+    scheduled = schedule(graph, by_slot)
+    layout = lay_out_graphs(graph, scheduled, vertex.ports, planned.plans[1].answered_ports, vertex.pushed_states)
+    stats = RunStats(graph.num_samples, graph.num_vertices, graph.num_edges, scheduled.num_launches,
+                     peak_bytes=peak_bytes(planned.plans, layout))
     stats.schedule_ms = (time.perf_counter() - start) * 1e3
     if graph.num_vertices == 0:
-        specs = planned.inner.vertex.program.specs
-        empty = [_no_rows(_outer(specs[v]), specs[v].dtype, ctx) for v in planned.inner.vertex.pushed]
+        specs = vertex.program.specs
+        empty = [_no_rows(_outer(specs[v]), specs[v].dtype, ctx) for v in vertex.pushed]
         return RunOutput(empty, graph, stats, False)
-    return _execute(planned, layout, arrays, ctx, stats, recording)
-
-
-def _execute(planned: _Planned, layout: Layout, arrays: dict[str, Any], ctx: Any, stats: RunStats,
-             recording: bool) -> RunOutput:
     start = time.perf_counter()
     bound: dict[Any, Any] = {Pull(k): x.reshape((x.shape[0], 1, *x.shape[1:])) for k, x in arrays.items()}
     bound.update({source: source.parameter.data(ctx) for source in planned.parameters})
     bound.update({source: source.array for source in planned.constants})
-    execution = Run(layout, planned.leaf, planned.inner, MXNetBackend(ctx), bound, planned.initial)
-    specs = planned.inner.vertex.program.specs
+    reading_initial = any((r.rows.rows == 0).any() for r in layout.classes[1].reads.values() if not r.per_edge)
+    initial = dict(enumerate(planned.initial)) if reading_initial else {}
+    execution = Run(layout, planned.plans, MXNetBackend(ctx), bound, initial)
+    position = RowIndex(scheduled.position)
     with autograd.pause(train_mode=autograd.is_training()):
-        rows = execution.forward()
-        pushed = [r.reshape((r.shape[0], *_outer(specs[v])))
-                  for r, v in zip(rows, planned.inner.vertex.pushed)]
+        execution.forward()
+        pushed = [_in_vertex_order(execution, place, position, vertex.program.specs[v])
+                  for place, v in zip(layout.classes[0].writes[vertex.num_states:], vertex.pushed)]
     stats.forward_ops = execution.launched
     stats.forward_ms = (time.perf_counter() - start) * 1e3
     recorded = recording and bool(planned.wanted)
     if recorded:
-        _record(planned, execution, arrays, bound, pushed, stats)
-    return RunOutput(pushed, layout.graph, stats, recorded)
+        _record(planned, execution, position, arrays, bound, pushed, stats)
+    return RunOutput(pushed, graph, stats, recorded)
 
 
-def _record(planned: _Planned, execution: Run, arrays: dict[str, Any], bound: dict[Any, Any], pushed: list[Any],
-            stats: RunStats) -> None:
+def _in_vertex_order(execution: Run, place: Place, position: RowIndex, spec: Spec) -> Any:
+    """A pushed value, a row per vertex in the order of the vertices."""
+    n = len(position.rows)
+    in_run_order = execution.backend.rows(execution.buffers[place.buffer], place.base, place.base + n)
+    rows = execution.rows_of(in_run_order, position, 0, n)
+    return rows.reshape((n, *_outer(spec)))
+
+
+def _record(planned: _Planned, execution: Run, position: RowIndex, arrays: dict[str, Any], bound: dict[Any, Any],
+            pushed: list[Any], stats: RunStats) -> None:
     """Put the run on the tape."""
     inputs = [arrays[s.name] if isinstance(s, Pull) else bound[s] for s in planned.wanted]
     held: list[Run] = [execution]
-    shapes = [(p.shape[0], *planned.inner.vertex.program.specs[v].shape)
-              for p, v in zip(pushed, planned.inner.vertex.pushed)]
+    specs = planned.vertex.program.specs
+    shapes = [(p.shape[0], *specs[v].shape) for p, v in zip(pushed, planned.vertex.pushed)]
 
     def backward(output_grads: list[Any], wanted: list[bool]) -> list[Any]:
         if not held:
             raise RunError("backward through a run whose memory was freed by an earlier backward; "
                            "pass retain_graph=True to the earlier one")
-        start, before = time.perf_counter(), held[0].launched
+        run, start, before = held[0], time.perf_counter(), held[0].launched
         sources = [s for s, want in zip(planned.wanted, wanted) if want]
-        grads = held[0].backward([g.reshape(shape) for g, shape in zip(output_grads, shapes)], sources)
-        stats.backward_ops = held[0].launched - before
+        grads = run.backward([g.reshape(shape) for g, shape in zip(output_grads, shapes)], sources)
+        found = [grads.get(s) if want else None for s, want in zip(planned.wanted, wanted)]
+        found = [run.rows_of(g, position, 0, len(position.rows)) if isinstance(s, Pull) and g is not None else g
+                 for s, g in zip(planned.wanted, found)]
+        stats.backward_ops = run.launched - before
         stats.backward_ms = (time.perf_counter() - start) * 1e3
-        return [grads.get(s) if want else None for s, want in zip(planned.wanted, wanted)]
+        return found
 
     TapeBridge(inputs, pushed, backward, held.clear)
 
@@ -212,9 +224,8 @@ def _plan(cell: VertexFunction, arrays: dict[str, Any], recording: bool, wanted_
                 "which a vertex function cannot give. Look the rows up before the run and pull them, or use "
                 "sparse_grad=False.")
     wanted += [Pull(k) for k in wanted_pulls if Pull(k) in sources]
-    planned = _Planned(plan_class(leaf, wanted, recording, has_launches=False),
-                       plan_class(vertex, wanted, recording, has_launches=True),
-                       initial, used, [s for s in sources if isinstance(s, Const)], wanted)
+    planned = _Planned([plan_class(leaf, wanted, recording, in_one_launch=True),
+                        plan_class(vertex, wanted, recording, in_one_launch=False)], initial, used, [s for s in sources if isinstance(s, Const)], wanted)
     # A deferred parameter got its shape while it was traced: the signature of the next run has that shape.
     signature = (*signature[:-1], tuple((p.grad_req, p.shape) for p in parameters))
     cell._plans[signature] = planned
@@ -232,7 +243,7 @@ def _state_dtype(cell: VertexFunction, pulls: Mapping[str, Spec]) -> str:
 
 def _check_arity(cell: VertexFunction, graph: InputGraph, planned: _Planned) -> None:
     """A vertex that is no leaf must have every child that the function gathers by number."""
-    ports = planned.inner.vertex.ports
+    ports = planned.vertex.ports
     slots = [p.slot for p in ports if isinstance(p, Gather)]
     if not slots or cell.allow_missing:
         return

@@ -1,9 +1,11 @@
-"""Rows and buffers for a schedule: where every vertex lives, and which rows each launch reads.
+"""Rows and buffers for a schedule: where every value lives, and which rows each launch reads.
 
-Vertices are numbered by position (schedule order), so that a launch is a range of positions. Row 0 of a state
-buffer is the initial state; the vertex at position p owns row p + 1. Gradients travel by pulling: what a reader
-sends back for one of its gathers stands in a row of the state's message buffer (row 0: zeros), and the vertex that
-was read adds up the rows of all its readers. So every row has one writer, on every device.
+Vertices that run the same program are a class; a class's vertices are numbered by position, in the order in which
+they run, so that a launch is a range of positions. What vertices send to each other lives in buffers; the value of the
+vertex at position p stands in row base + p.
+
+Gradients travel by pulling. What a reader sends back for one of its reads is a row of the buffer's messages (row 0:
+zeros), and the vertex that was read adds up the rows of all its readers. So every row has one writer, on every device.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
@@ -19,20 +21,19 @@ from .graph import InputGraph, IntArray
 from .program import Gather, GatherAll, GatherSum
 from .schedule import Schedule
 
-__all__ = ["Frame", "RowIndex", "Segments", "Messages", "Layout", "plan_layout"]
+__all__ = ["Frame", "Place", "Read", "RowIndex", "Segments", "Messages", "ClassLayout", "Layout", "plan_messages",
+           "lay_out_graphs"]
 
 Port = Union[Gather, GatherSum, GatherAll]
 
 
-@dataclass(frozen=True)
-class Frame:
-    """The rows that one step runs over: a launch, or all launches of a class of vertices."""
+class Frame(NamedTuple):
+    """The rows that one step runs over: a launch, or all launches of a class."""
 
     start: int              # positions start:stop
     stop: int
-    edge_start: int         # edges (of the children of those vertices) edge_start:edge_stop
-    edge_stop: int
-    is_launch: bool = True
+    edge_start: int = 0     # edges (of the children of those vertices) edge_start:edge_stop
+    edge_stop: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -41,6 +42,13 @@ class Frame:
     @property
     def num_edges(self) -> int:
         return self.edge_stop - self.edge_start
+
+
+class Place(NamedTuple):
+    """Where a value of a class is written: position p (or edge e) in row base + p (+ e)."""
+
+    buffer: int
+    base: int
 
 
 class RowIndex:
@@ -61,45 +69,58 @@ class RowIndex:
 
 
 class Segments:
-    """Entries grouped by the position that they belong to.
+    """Entries grouped by the row that they belong to.
 
     Parameters
     ----------
-    indptr : int64 array, shape (positions + 1,)
-        The entries of position p are indptr[p]:indptr[p + 1].
+    indptr : int64 array, shape (rows + 1,)
+        The entries of row r are indptr[r]:indptr[r + 1].
     offsets : int64 array
-        Launch boundaries, as positions: `in_launch` counts positions from the start of their launch.
+        Where launches begin and end, as rows: `in_launch` counts rows from the start of their launch.
     """
 
     def __init__(self, indptr: IntArray, offsets: IntArray):
         self.indptr = indptr
         counts = np.diff(indptr)
-        self.position = np.repeat(np.arange(len(counts)), counts)
+        self.row = np.repeat(np.arange(len(counts)), counts)
         launch_start = np.repeat(offsets[:-1], np.diff(offsets))
-        self.in_launch = self.position - launch_start[self.position] if len(self.position) else self.position
+        self.in_launch = self.row - launch_start[self.row] if len(self.row) else self.row
+        self._ends = dict(zip(offsets[:-1].tolist(), offsets[1:].tolist()))
         self._odd = np.concatenate([[0], np.cumsum(counts != 1)])
 
     def range_of(self, start: int, stop: int) -> tuple[int, int]:
         return int(self.indptr[start]), int(self.indptr[stop])
 
+    def is_launch(self, start: int, stop: int) -> bool:
+        """Whether `in_launch` counts the rows start:stop from `start`."""
+        return self._ends.get(start, -1) >= stop
+
     def one_each(self, start: int, stop: int) -> bool:
-        """Whether every position of start:stop has exactly one entry."""
+        """Whether every row of start:stop has exactly one entry."""
         return bool(self._odd[stop] == self._odd[start])
 
 
 @dataclass(frozen=True)
-class Messages:
-    """The backward side of one state: the rows of its message buffer, and who pulls which."""
+class Read:
+    """How a class reads a buffer: a row for each position, or one for each edge, or the sum of each position's edges."""
 
-    num_rows: int                       # the zero row included
-    base: dict[Port, int]               # the message of position p (GatherAll: edge e) is row base[port] + p (+ e)
-    pull: RowIndex                      # rows to add up, position after position
+    buffer: int
+    rows: RowIndex
+    per_edge: bool = False
+    summed: bool = False
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The backward side of one buffer: which messages each row pulls."""
+
+    num_rows: int                       # messages, the zero row included
+    pull: RowIndex                      # messages to add up, row after row
     segments: Segments
-    initial: IntArray                   # rows sent to the initial state
 
     @cached_property
     def single(self) -> RowIndex | None:
-        """One row a position (the zero row where nobody reads), if nobody has two readers."""
+        """One message a row (the zero row where nobody reads), if nobody has two readers."""
         counts = np.diff(self.segments.indptr)
         if counts.max(initial=0) > 1:
             return None
@@ -109,109 +130,122 @@ class Messages:
 
 
 @dataclass(frozen=True)
+class ClassLayout:
+    """One class: its frames, what it reads, and where its outputs and messages go."""
+
+    whole: Frame
+    launches: list[Frame]
+    reads: dict[Any, Read]              # source of a program input -> rows
+    writes: list[Place]                 # of each program output; equal outputs have equal places
+    sends: dict[Any, Place]             # source of a program input -> where its gradient goes
+    external: RowIndex                  # position -> row of pulled inputs and of output gradients
+    edges: Segments | None = None       # edges grouped by position, for reductions over children
+
+
+@dataclass(frozen=True)
 class Layout:
     """Everything about a schedule that a run needs, as arrays."""
 
-    graph: InputGraph
-    schedule: Schedule
-    order: RowIndex                     # position -> vertex: rows of outside inputs
-    inverse: RowIndex                   # vertex -> position: rows of pushed values
-    edge_rows: RowIndex                 # state rows of all children, edge after edge
-    edges: Segments                     # edges grouped by position
-    slots: dict[int, RowIndex]          # slot -> state row of that child, position after position
-    messages: list[Messages]            # one per state
-    has_missing: bool                   # whether a vertex that is no leaf reads the initial state
-
-    @property
-    def num_vertices(self) -> int:
-        return self.graph.num_vertices
-
-    @property
-    def num_leaves(self) -> int:
-        return int(self.schedule.offsets[1]) if self.schedule.num_launches else 0
-
-    def frame(self, start: int, stop: int, is_launch: bool) -> Frame:
-        return Frame(start, stop, *self.edges.range_of(start, stop), is_launch)
-
-    @cached_property
-    def launches(self) -> list[Frame]:
-        """The frames of launches 1, 2, ..; launch 0 is the leaves."""
-        offsets = self.schedule.offsets.tolist()
-        return [self.frame(a, b, True) for a, b in zip(offsets[1:-1], offsets[2:])]
-
-    @cached_property
-    def leaves(self) -> Frame:
-        return self.frame(0, self.num_leaves, True)
-
-    @cached_property
-    def inner(self) -> Frame:
-        return self.frame(self.num_leaves, self.num_vertices, False)
+    classes: list[ClassLayout]
+    order: list[tuple[int, int]]        # (class, launch), in the order of the run
+    buffer_rows: list[int]
+    messages: list[Messages]            # one per buffer
 
 
-def plan_layout(graph: InputGraph, schedule: Schedule, ports: Sequence[Port],
-                answered: Sequence[Sequence[Port]]) -> Layout:
-    """Lay out a schedule.
+def offsets_of(counts: IntArray) -> IntArray:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+
+
+def plan_messages(num_rows: int, read: Sequence[IntArray], sent: Sequence[IntArray], num_messages: int,
+                  offsets: IntArray) -> Messages:
+    """Group messages by the row that they answer: message sent[k][i] answers a read of row read[k][i]."""
+    rows = np.concatenate([*read, np.zeros(0, np.int64)]).astype(np.int64, copy=False)
+    messages = np.concatenate([*sent, np.zeros(0, np.int64)]).astype(np.int64, copy=False)
+    counts = np.bincount(rows, minlength=num_rows)
+    by_row = np.argsort(rows, kind="stable")
+    return Messages(num_messages, RowIndex(messages[by_row]), Segments(offsets_of(counts), offsets))
+
+
+# ---- graphs ----------------------------------------------------------------------------------
+
+def lay_out_graphs(graph: InputGraph, schedule: Schedule, ports: Sequence[Port],
+                   answered: Sequence[Sequence[Port]], pushed: Sequence[int | None]) -> Layout:
+    """Lay out a schedule of one vertex function: class 0 is the leaves, class 1 all other vertices.
+
+    State k lives in buffer k: row 0 is the initial state, and the vertex that runs as number i owns row i + 1. Pushed
+    values that are no states follow in buffers of their own, in the order of the run.
 
     Parameters
     ----------
     graph, schedule
     ports : the ways in which a vertex reads its children
     answered : for each state, the ports that send a gradient back; empty lists where no backward pass follows
+    pushed : for each pushed value, the state that it is, or None if it has a buffer of its own
     """
-    order, position = schedule.order, schedule.position
-    arity = np.diff(graph.child_indptr)[order]
-    edge_indptr = _offsets(arity)
+    order, position, offsets = schedule.order, schedule.position, schedule.offsets
+    total = graph.num_vertices
+    leaves = int(offsets[1]) if schedule.num_launches else 0
+    inner = order[leaves:]                              # class 1; its position p is number leaves + p of the run
+    arity = np.diff(graph.child_indptr)[inner]
+    edge_indptr = offsets_of(arity)
     # child entries of the vertices, in the order of positions
-    entry = np.arange(edge_indptr[-1]) + np.repeat(graph.child_indptr[order] - edge_indptr[:-1], arity)
+    entry = np.arange(edge_indptr[-1]) + np.repeat(graph.child_indptr[inner] - edge_indptr[:-1], arity)
     edge_rows = position[graph.child_index[entry]] + 1 if len(entry) else np.zeros(0, np.int64)
-    edges = Segments(edge_indptr, schedule.offsets)
+    launches = offsets[1:] - leaves if schedule.num_launches else np.zeros(1, np.int64)
+    edges = Segments(edge_indptr, launches)
 
-    slots: dict[int, RowIndex] = {}
-    for slot in sorted({p.slot for p in ports if isinstance(p, Gather)}):
-        rows = np.zeros(graph.num_vertices, np.int64)
-        has = arity > slot
-        rows[has] = edge_rows[edge_indptr[:-1][has] + slot]
-        slots[slot] = RowIndex(rows)
+    def frame(start: int, stop: int) -> Frame:
+        return Frame(start, stop, *edges.range_of(start, stop))
 
-    num_leaves = int(schedule.offsets[1]) if schedule.num_launches else 0
-    messages = [_plan_messages(state, num_leaves, edge_rows, edges, slots, schedule.offsets) for state in answered]
-    missing = any((index.rows[num_leaves:] == 0).any() for index in slots.values())
-    return Layout(graph, schedule, RowIndex(order), RowIndex(position), RowIndex(edge_rows), edges, slots, messages,
-                  missing)
-
-
-def _offsets(counts: IntArray) -> IntArray:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
-
-
-def _plan_messages(ports: Sequence[Port], num_leaves: int, edge_rows: IntArray, edges: Segments,
-                   slots: dict[int, RowIndex], offsets: IntArray) -> Messages:
-    """Number the messages port after port, then group them by the row that was read."""
-    num_vertices = len(edges.indptr) - 1
-    inner = np.arange(num_leaves, num_vertices)         # leaves read nobody
-    base: dict[Port, int] = {}
-    read, sent, free = [], [], 1
+    children = RowIndex(edge_rows)
+    reads: dict[Any, Read] = {}
     for port in ports:
         if isinstance(port, Gather):
-            base[port] = free - num_leaves
-            read.append(slots[port.slot].rows[num_leaves:])
-            sent.append(base[port] + inner)
-            free += len(inner)
-        elif isinstance(port, GatherSum):
-            base[port] = free - num_leaves
-            read.append(edge_rows)
-            sent.append(base[port] + edges.position)
-            free += len(inner)
+            reads[port] = Read(port.state, RowIndex(_slot_rows(port.slot, arity, edge_indptr, edge_rows)))
         else:
-            base[port] = free
-            read.append(edge_rows)
-            sent.append(free + np.arange(len(edge_rows)))
-            free += len(edge_rows)
-    rows = np.concatenate(read) if read else np.zeros(0, np.int64)
-    rows_sent = np.concatenate(sent) if sent else np.zeros(0, np.int64)
-    by_row = np.argsort(rows, kind="stable")
-    counts = np.bincount(rows, minlength=num_vertices + 1)
-    pulls = rows_sent[by_row]
-    num_initial = int(counts[0])
-    return Messages(num_rows=free, base=base, pull=RowIndex(pulls[num_initial:]),
-                    segments=Segments(_offsets(counts[1:]), offsets), initial=pulls[:num_initial])
+            reads[port] = Read(port.state, children, per_edge=True, summed=isinstance(port, GatherSum))
+
+    num_states = len(answered)
+    run_offsets = np.concatenate([[0], offsets + 1])    # launches as rows; the initial state is a launch of its own
+    sends: dict[Any, Place] = {}
+    messages = [_plan_state(state, reads, sends, edges, len(inner), total, run_offsets) for state in answered]
+    nothing = plan_messages(0, [], [], 1, np.zeros(1, np.int64))
+    bounds = launches.tolist()
+    frames = [frame(a, b) for a, b in zip(bounds, bounds[1:])]
+
+    own = [k for k, state in enumerate(pushed) if state is None]
+
+    def writes(first: int) -> list[Place]:
+        states = [Place(k, 1 + first) for k in range(num_states)]
+        return states + [Place(num_states + own.index(k), first) if state is None else states[state]
+                         for k, state in enumerate(pushed)]
+
+    classes = [
+        ClassLayout(Frame(0, leaves), [Frame(0, leaves)], {}, writes(0), {}, RowIndex(order[:leaves])),
+        ClassLayout(frame(0, len(inner)), frames, reads, writes(leaves), sends, RowIndex(inner), edges),
+    ]
+    in_order = [(0, 0)] * (leaves > 0) + [(1, k) for k in range(len(frames))]
+    return Layout(classes, in_order, [total + 1] * num_states + [total] * len(own), messages + [nothing] * len(own))
+
+
+def _slot_rows(slot: int, arity: IntArray, edge_indptr: IntArray, edge_rows: IntArray) -> IntArray:
+    """The state row of one child of every vertex; the initial state where it is missing."""
+    rows = np.zeros(len(arity), np.int64)
+    has = arity > slot
+    rows[has] = edge_rows[edge_indptr[:-1][has] + slot]
+    return rows
+
+
+def _plan_state(ports: Sequence[Port], reads: dict[Any, Read], sends: dict[Any, Place], edges: Segments,
+                num_inner: int, total: int, run_offsets: IntArray) -> Messages:
+    """Number the messages of one state port after port; note in `sends` where each port's begin."""
+    read, sent, free = [], [], 1
+    for port in ports:
+        sends[port] = Place(port.state, free)
+        read.append(reads[port].rows.rows)
+        if isinstance(port, GatherSum):                 # all children of a vertex pull the same message
+            sent.append(free + edges.row)
+        else:
+            sent.append(free + np.arange(len(read[-1])))
+        free += len(edges.row) if isinstance(port, GatherAll) else num_inner
+    return plan_messages(total + 1, read, sent, free, run_offsets)

@@ -97,10 +97,10 @@ class LazyArray(NDArray, metaclass=_LazyType):
         return mx.nd.reshape(self, **{"shape": shape, **kwargs})
 
     def __getitem__(self, key):
-        """Basic indexing as operators: a slice, then a reshape for dropped and new axes. The rest MXNet does so itself."""
+        """Basic indexing as operators: a slice, then a reshape for dropped and new axes."""
         key = key if isinstance(key, tuple) else (key,)
         if any(isinstance(k, _ADVANCED) for k in key):
-            return super().__getitem__(key)
+            return super().__getitem__(key)         # MXNet's own, which is written in operators
         begin, end, step, shape = _basic_index(self.shape, key)
         part = self
         if (begin, end) != ((0,) * self.ndim, self.shape) or set(step) != {1}:

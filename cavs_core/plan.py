@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from .autodiff import Backward, differentiate
+from .layout import Layout
 from .ops import Builder
 from .partition import Parts, Step, make_steps, partition
 from .program import (
@@ -49,6 +50,11 @@ class VertexProgram:
         return self.program.outputs[self.num_states:]
 
     @property
+    def pushed_states(self) -> list[int | None]:
+        """For each pushed value, the number of the state that it is, if any."""
+        return [self.scattered.index(v) if v in self.scattered else None for v in self.pushed]
+
+    @property
     def ports(self) -> list[Any]:
         """The ways in which the program reads its children."""
         return [s for s in self.program.inputs.values() if isinstance(s, (Gather, GatherSum, GatherAll))]
@@ -73,6 +79,14 @@ class ClassPlan:
     backward_inputs: dict[int, Any]
     kept: frozenset[int]                            # made in a launch, needed after it
     compiled: dict[Any, Any] = field(default_factory=dict)     # (backend, step) -> function; filled by the executor
+
+    @property
+    def inputs(self) -> dict[int, Any]:
+        return self.vertex.program.inputs
+
+    @property
+    def outputs(self) -> list[int]:
+        return self.vertex.program.outputs
 
     @property
     def answered_ports(self) -> list[list[Any]]:
@@ -150,7 +164,7 @@ def _depends(program: Program, value: int, on: Collection[int]) -> bool:
     return value in reached
 
 
-def plan_class(vertex: VertexProgram, wanted: Collection[Any], recording: bool, has_launches: bool) -> ClassPlan:
+def plan_class(vertex: VertexProgram, wanted: Collection[Any], recording: bool, in_one_launch: bool) -> ClassPlan:
     """Plan one class of vertices.
 
     Parameters
@@ -158,13 +172,13 @@ def plan_class(vertex: VertexProgram, wanted: Collection[Any], recording: bool, 
     vertex : the program of the class
     wanted : sources (parameters, pulls) whose gradient is asked for
     recording : whether a backward pass will follow
-    has_launches : False for the leaves, which run all at once
+    in_one_launch : the class runs all its rows in one launch: nothing is gained by an eager or a lazy part
     """
     program = vertex.program
     gathers = [v for v, s in program.inputs.items() if isinstance(s, (Gather, GatherSum, GatherAll))]
     parts = partition(program.instrs, gathers, vertex.scattered)
     if not recording:
-        return _assemble(vertex, program.specs, parts, None, {}, has_launches)
+        return _assemble(vertex, program.specs, parts, None, {}, in_one_launch)
     sources = [StateGrad(k) for k in range(vertex.num_states)]
     sources += [OutputGrad(i) for i in range(len(vertex.pushed))]
     inputs = gathers + [v for v, s in program.inputs.items() if s in wanted]
@@ -172,11 +186,11 @@ def plan_class(vertex: VertexProgram, wanted: Collection[Any], recording: bool, 
     grads: dict[Any, list[int]] = {}
     for v, grad in backward.grads.items():
         grads.setdefault(program.inputs[v], []).append(grad)
-    return _assemble(vertex, backward.program.specs, parts, backward, grads, has_launches)
+    return _assemble(vertex, backward.program.specs, parts, backward, grads, in_one_launch)
 
 
 def _assemble(vertex: VertexProgram, specs: list[Spec], parts: Parts, backward: Backward | None,
-              grads: dict[Any, list[int]], has_launches: bool) -> ClassPlan:
+              grads: dict[Any, list[int]], in_one_launch: bool) -> ClassPlan:
     outputs = set(vertex.program.outputs)
     back_parts = Parts([], [], [])
     inputs: dict[int, Any] = {}
@@ -187,9 +201,8 @@ def _assemble(vertex: VertexProgram, specs: list[Spec], parts: Parts, backward: 
         readers = [v for v, s in inputs.items() if isinstance(s, StateGrad)]
         back_parts = partition(backward.program.instrs, readers, senders)
         outputs.update(backward.program.outputs)
-    if not has_launches:
-        parts, back_parts = (Parts(p.eager + p.critical + p.lazy, [], []) for p in (parts, back_parts))
-        parts, back_parts = (Parts(_in_order(p.eager), [], []) for p in (parts, back_parts))
+    if in_one_launch:
+        parts, back_parts = (Parts([], _in_order(p.eager + p.critical + p.lazy), []) for p in (parts, back_parts))
     phases = [parts.eager, parts.critical, parts.lazy, back_parts.eager, back_parts.critical, back_parts.lazy]
     reads = [{v for instr in phase for v in instr.inputs} for phase in phases]
     steps = []
@@ -211,25 +224,25 @@ def _in_order(instrs: Sequence[Instr]) -> list[Instr]:
 
 # ---- memory ----------------------------------------------------------------------------------
 
-def peak_bytes(leaf: ClassPlan, inner: ClassPlan, layout: Any) -> int:
+def peak_bytes(plans: Sequence[ClassPlan], layout: Layout) -> int:
     """An estimate of the memory that a run will hold at its peak, from shapes alone.
 
-    Counted: the states and their messages, pushed values, and every value that is kept over all rows of its class. Not
-    counted: parameters and inputs, which exist already, and what a region uses inside itself.
+    Counted: the buffers and their messages, and every value that is kept over all rows of its class. Not counted:
+    parameters and inputs, which exist already, and what a region uses inside itself.
     """
-    vertex = inner.vertex
     total = 0
-    for state, messages in zip(vertex.scattered, layout.messages):
-        rows = layout.num_vertices + 1 + (messages.num_rows if inner.backward is not None else 0)
-        total += rows * _bytes_of(inner.specs[state])
-    total += sum(layout.num_vertices * _bytes_of(inner.specs[v]) for v in vertex.pushed)
-    for plan, frame in ((leaf, layout.leaves), (inner, layout.inner)):
+    buffers: dict[int, Spec] = {}
+    for plan, part in zip(plans, layout.classes):
+        buffers.update({place.buffer: plan.specs[v] for v, place in zip(plan.outputs, part.writes)})
         phases = [plan.forward] + ([plan.backward] if plan.backward is not None else [])
-        whole = [v for p in phases for step in (*p.eager, *p.lazy) for v in step.outputs]
-        for v in {*whole, *plan.kept} - set(plan.vertex.program.outputs):
-            spec = plan.specs[v]
+        whole = {v for p in phases for step in (*p.eager, *p.lazy) for v in step.outputs}
+        for v in (whole | plan.kept) - set(plan.outputs):
+            spec, frame = plan.specs[v], part.whole
             rows = 1 if spec.kind == SHARED else frame.num_edges if spec.kind == CHILD else frame.num_rows
             total += rows * _bytes_of(spec)
+    backward = any(plan.backward is not None for plan in plans)
+    for k, spec in buffers.items():
+        total += (layout.buffer_rows[k] + (layout.messages[k].num_rows if backward else 0)) * _bytes_of(spec)
     return total
 
 

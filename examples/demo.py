@@ -4,6 +4,7 @@ It takes under a minute on two cores. Progress goes to stderr, the report to std
 """
 
 import argparse
+import textwrap
 import time
 
 import numpy as np
@@ -14,6 +15,8 @@ from cavs_core.lazy import Listener, listening
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 nn = gluon.nn
+BATCH_SIZE = 32
+PLAIN, HYBRIDIZED, BATCHED = "plain loop", "hybridized", "batched"        # the three ways to train
 
 # ---- the data: small phrases whose mood follows a hidden rule --------------------------------
 
@@ -155,16 +158,16 @@ def labels_of(batch):
 # ---- training --------------------------------------------------------------------------------
 
 
-def train(net, loss_of, samples, epochs, batch_size, title):
+def train(net, loss_of, samples, epochs, title):
     """Ordinary Gluon training. Returns the mean loss of a vertex at every step, and samples a second."""
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
-    batches = [samples[k:k + batch_size] for k in range(0, len(samples), batch_size)]
+    batches = [samples[k:k + BATCH_SIZE] for k in range(0, len(samples), BATCH_SIZE)]
     with autograd.record():                                 # not timed: the first call compiles
         loss = loss_of(net, batches[0])
     loss.backward()
     mx.nd.waitall()
     losses, start = [], time.perf_counter()
-    with tqdm(total=epochs * len(samples), desc=f"{title:14}", unit=" trees") as bar:
+    with tqdm(total=epochs * len(samples), desc=f"{title:10}", unit=" trees") as bar:
         for _ in range(epochs):
             for batch in batches:
                 with autograd.record():
@@ -221,6 +224,11 @@ def count_batched(net, batch):
 # ---- the report ------------------------------------------------------------------------------
 
 
+def say(text):
+    """Print a paragraph."""
+    print(textwrap.fill(" ".join(text.split()), width=100, break_on_hyphens=False) + "\n", flush=True)
+
+
 def same_start(net, first):
     """Give `net` the parameters of `first`."""
     net.initialize()
@@ -229,79 +237,87 @@ def same_start(net, first):
     return net
 
 
+def compare(samples, epochs, hidden):
+    """Train three times from the same parameters; the speeds, the losses, and the batched model."""
+    plain = PlainTreeLSTM(hidden)
+    plain.initialize(mx.init.Xavier())
+    hybridized = same_start(PlainTreeLSTM(hidden), plain)
+    hybridized.cell.hybridize()
+    batched = same_start(BatchedTreeLSTM(hidden), plain)
+
+    first = samples[:BATCH_SIZE]
+    forward, backward, levels = count_batched(batched, first)
+    launches = {PLAIN: count_plain(plain, first), HYBRIDIZED: count_plain(hybridized, first), BATCHED: forward}
+    ways = {PLAIN: (plain, plain_loss), HYBRIDIZED: (hybridized, plain_loss), BATCHED: (batched, batched_loss)}
+    losses, speeds = {}, {}
+    for title, (net, loss_of) in ways.items():
+        losses[title], speeds[title] = train(net, loss_of, samples, epochs, title)
+
+    print("\n  way             trees a second     against the plain loop     forward launches of a mini-batch")
+    for title, speed in speeds.items():
+        print(f"  {title:14} {speed:15.1f} {speed / speeds[PLAIN]:20.1f} times {launches[title]:30}")
+    print()
+    say(f"""A launch is an operator, or a compiled group of operators, that Python starts. The {len(first)} trees of
+        the first mini-batch have {levels} levels. The engine runs all vertices of a level at once, whatever tree they
+        are in: the number of its launches follows the levels, not the vertices. Its backward pass needs {backward}
+        launches. (How many the backward pass of a plain loop needs cannot be seen from Python.)""")
+    return batched, losses, speeds
+
+
+def check_same_losses(losses):
+    """Batched equals the loop, at every step."""
+    steps = len(losses[PLAIN])
+    print("  step      loss, plain loop      loss, batched")
+    for k in sorted({0, steps // 4, steps // 2, 3 * steps // 4, steps - 1}):
+        print(f"  {k + 1:4} {losses[PLAIN][k]:21.7f} {losses[BATCHED][k]:18.7f}")
+    print()
+    for title in (HYBRIDIZED, BATCHED):
+        apart = np.abs(np.subtract(losses[title], losses[PLAIN])) / losses[PLAIN]
+        assert apart.max() < 1e-4, (f"the losses of the ways `{PLAIN}` and `{title}` differ by {apart.max():.1e} of "
+                                    f"their value at step {apart.argmax() + 1}: that is a bug, please report it")
+    say(f"""The losses are equal at all {steps} steps: they differ by at most {apart.max():.1e} of their value, which is
+        float32 rounding.""")
+
+
+def go_on(net, samples, epochs, unseen, speeds, first_loss):
+    """Train the batched model until it has learned something."""
+    before, start = root_accuracy(net, unseen), time.perf_counter()
+    curve, _ = train(net, batched_loss, samples, epochs, BATCHED)
+    seconds, now = time.perf_counter() - start, root_accuracy(net, unseen)
+    plain_seconds = epochs * len(samples) / speeds[PLAIN]
+    means = " -> ".join(f"{part.mean():.3f}" for part in np.array_split(curve, epochs))
+    say(f"""The batched model goes on with {len(samples)} new trees: {epochs} epochs took {seconds:.1f} s. The plain
+        loop, at the speed above, would need {plain_seconds:.0f} s. The training loss of a vertex falls: it was
+        {first_loss:.3f} at the first step of all, then {means} (means of these epochs). On {len(unseen)} unseen trees
+        it told the mood of the whole phrase right in {before:.1%} of the cases before these epochs, and in {now:.1%}
+        after them.""")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=128, help="trees of the comparison (default %(default)s)")
     parser.add_argument("--epochs", type=int, default=2, help="epochs of the comparison (default %(default)s)")
     parser.add_argument("--hidden", type=int, default=64, help="size of the states (default %(default)s)")
     args = parser.parse_args()
-    batch_size = 32
     rng = np.random.RandomState(0)
     mx.random.seed(0)
 
-    samples = [Sample(int(rng.randint(4, 16)), rng) for _ in range(args.samples)]
-    first = samples[:batch_size]
+    def make(count):
+        return [Sample(int(rng.randint(4, 16)), rng) for _ in range(count)]
+
+    samples = make(args.samples)
     vertices = sum(len(s.words) for s in samples)
-    print(f"""\
-The task: tell the mood ({", ".join(CLASSES)}) of every part of a phrase. Phrases are random binary trees of words that
-follow a hidden rule: {len(samples)} trees, {vertices} vertices, every tree of another shape. The model: a binary Tree-LSTM with {args.hidden}
-hidden units. It is trained for {args.epochs} epochs in mini-batches of {batch_size} trees, three times from the same parameters:
-
-  plain loop     Python walks over one tree after the other and calls the cell at every vertex
-  hybridized     the same loop; the cell was hybridized, so that a vertex is one call
-  batched        the same cell through the engine: cavs_core.run(net, trees, words)
-""", flush=True)
-
-    plain = PlainTreeLSTM(args.hidden)
-    plain.initialize(mx.init.Xavier())
-    hybridized = same_start(PlainTreeLSTM(args.hidden), plain)
-    hybridized.cell.hybridize()
-    batched = same_start(BatchedTreeLSTM(args.hidden), plain)
-
-    forward, backward, levels = count_batched(batched, first)
-    started = {"plain loop": count_plain(plain, first), "hybridized": count_plain(hybridized, first),
-               "batched": forward}
-    ways = {"plain loop": (plain, plain_loss), "hybridized": (hybridized, plain_loss),
-            "batched": (batched, batched_loss)}
-    losses, speed = {}, {}
-    for title, (net, loss_of) in ways.items():
-        losses[title], speed[title] = train(net, loss_of, samples, args.epochs, batch_size, title)
-
-    print("\n                 trees a second      against the plain loop      launches forward, one mini-batch")
-    for title in ways:
-        ratio = speed[title] / speed["plain loop"]
-        print(f"  {title:14} {speed[title]:12.1f} {ratio:21.1f} times {started[title]:24}")
-    print(f"""
-A launch is an operator, or a compiled group of operators, that Python starts. The engine needs so few because the
-first {len(first)} trees together have {levels} levels, and all vertices of a level run at once, whatever tree they are in. Its
-backward pass needs {backward} launches. (MXNet does not tell how many the backward pass of a plain loop needs.)
-
-Batched equals the loop. The loss of a vertex at every step:
-
-  step      plain loop         batched""")
-    steps = len(losses["batched"])
-    for k in sorted({0, 1, steps // 2, steps - 1} & set(range(steps))):
-        print(f"  {k + 1:4} {losses['plain loop'][k]:15.7f} {losses['batched'][k]:15.7f}")
-    for title in ("hybridized", "batched"):
-        apart = np.abs(np.subtract(losses[title], losses["plain loop"])) / losses["plain loop"]
-        if not apart.max() < 1e-4:
-            raise AssertionError(f"the losses of the {title} way and of the plain loop differ: at step "
-                                 f"{apart.argmax() + 1} by {apart.max():.2e} of their value. That is a bug.")
-        if title == "batched":
-            print(f"\nThey differ by at most {apart.max():.0e} of their value at all {steps} steps: float32 rounding.\n",
-                  flush=True)
-
-    more = [Sample(int(rng.randint(4, 16)), rng) for _ in range(8 * args.samples)]
-    unseen = [Sample(int(rng.randint(4, 16)), rng) for _ in range(500)]
-    before = root_accuracy(batched, unseen)
-    start = time.perf_counter()
-    curve, _ = train(batched, batched_loss, more, 4, batch_size, "batched, goes on")
-    seconds = time.perf_counter() - start
-    by_epoch = np.array_split(curve, 4)
-    print(f"""
-The batched model goes on: {len(more)} new trees, 4 epochs in {seconds:.1f} s. The plain loop would take about {4 * len(more) / speed["plain loop"]:.0f} s.
-The training loss falls: {losses["batched"][0]:.3f} at the start, {" -> ".join(f"{e.mean():.3f}" for e in by_epoch)} (mean of each epoch).
-The mood of whole phrases, on {len(unseen)} unseen trees: {before:.1%} right before, {root_accuracy(batched, unseen):.1%} after.""")
+    say(f"""The task: tell the mood ({", ".join(CLASSES)}) of every part of a phrase. A phrase is a random binary tree
+        of words, and its moods follow a hidden rule. There are {len(samples)} trees of all shapes, with {vertices}
+        vertices together. The model is a binary Tree-LSTM with
+        {args.hidden} hidden units, trained for {args.epochs} epochs in mini-batches of {BATCH_SIZE} trees, three times
+        from the same parameters:""")
+    print(f"  {PLAIN:14} Python walks over one tree after the other and calls the cell at every vertex")
+    print(f"  {HYBRIDIZED:14} the same loop, but the cell was hybridized: one call a vertex")
+    print(f"  {BATCHED:14} the same cell through the engine: cavs_core.run(net, graphs, words)\n", flush=True)
+    net, losses, speeds = compare(samples, args.epochs, args.hidden)
+    check_same_losses(losses)
+    go_on(net, make(8 * args.samples), 4, make(500), speeds, losses[PLAIN][0])
 
 
 if __name__ == "__main__":

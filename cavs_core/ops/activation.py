@@ -33,7 +33,6 @@ class LeakyReLU(Composite):
     """leaky, prelu, elu, selu, gelu; rrelu, which draws a slope per element while training and returns it too."""
 
     attrs = {"act_type": "leaky", "slope": 0.25, "lower_bound": 0.125, "upper_bound": 0.334, "training": False}
-    SELU_ALPHA, SELU_LAMBDA = 1.6732632423543772, 1.0507009873554805
 
     def expand(self, b, a, x, gamma=None):
         kind = a["act_type"]
@@ -45,10 +44,10 @@ class LeakyReLU(Composite):
         if kind == "prelu":
             return _where_positive(b, x, b.mul(x, b.reshape(gamma, _slope_shape(b.shape(gamma), b.shape(x)))))
         if kind == "elu":
-            return _where_positive(b, x, b.scale(_expm1_of_negative(b, x), a["slope"]))
+            negative = b.emit("_minimum_scalar", x, scalar=0.0)     # where x is large, exp(x) would overflow
+            return _where_positive(b, x, b.scale(b.emit("expm1", negative), a["slope"]))
         if kind == "selu":
-            low = b.scale(_expm1_of_negative(b, x), self.SELU_ALPHA)
-            return b.scale(_where_positive(b, x, low), self.SELU_LAMBDA)
+            return b.emit("selu", x)
         if kind == "gelu":
             half = b.scale(b.shift(b.emit("erf", b.scale(x, 1 / math.sqrt(2))), 1.0), 0.5)
             return b.mul(x, half)
@@ -64,10 +63,6 @@ class LeakyReLU(Composite):
 
 def _where_positive(b, x, low):
     return b.emit("select", b.emit("_greater_scalar", x, scalar=0.0), x, low)
-
-
-def _expm1_of_negative(b, x):       # the branch that is not taken must not overflow: its gradient would be nan
-    return b.emit("expm1", b.emit("_minimum_scalar", x, scalar=0.0))
 
 
 def _slope_shape(slopes, shape):

@@ -43,7 +43,8 @@ def digamma(x):
     inv2 = 1 / (z * z)
     series = inv2 * (1 / 12 - inv2 * (1 / 120 - inv2 * (1 / 252 - inv2 * (1 / 240 - inv2 / 132))))
     out = shift + np.log(z) - 0.5 / z - series
-    return np.where(negative, out - np.pi / np.tan(np.pi * x), out)
+    out = np.where(negative, out - np.pi / np.tan(np.pi * x), out)
+    return np.where(negative & (x == np.floor(x)), np.finfo(np.float64).max, out)      # MXNet's value at a pole
 
 
 def erfinv(x):

@@ -124,6 +124,25 @@ class _Softrelu(Unary):
         return F.Activation(x, act_type="softrelu")
 
 
+class _Selu(Unary):
+    """MXNet has it only as a kind of LeakyReLU."""
+
+    alpha, scale = 1.6732632423543772, 1.0507009873554805
+
+    def __init__(self, name):
+        super().__init__(name, lambda x: self.scale * np.where(x > 0, x, self.alpha * np.expm1(np.minimum(x, 0))))
+
+    def grad(self, b, a, xs, ys, dys):
+        # Below zero the slope is scale * (y / scale + alpha); MXNet forgets to divide, and is followed.
+        y, = ys
+        slope = b.emit("select", b.emit("_greater_scalar", y, scalar=0.0), b.emit("ones_like", y),
+                       b.shift(y, self.alpha))
+        return [b.mul(dys[0], b.scale(slope, self.scale))]
+
+    def mxnet(self, F, a, x):
+        return F.LeakyReLU(x, act_type="selu")
+
+
 for _name, _body, _slope in _UNARY:
     register(Unary(_name, _body, _slope))
 for _name, _body in (("_copy", lambda x: x), ("negative", np.negative), ("degrees", np.degrees),
@@ -131,6 +150,7 @@ for _name, _body in (("_copy", lambda x: x), ("negative", np.negative), ("degree
     register(_Linear(_name, _body))
 register(_Softrelu("softrelu", lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
                    lambda b, x, y: b.emit("sigmoid", x)))
+register(_Selu("selu"))
 register(_Digamma("digamma", special.digamma))
 register(Unary("BlockGrad", lambda x: x))
 

@@ -8,7 +8,7 @@ from typing import Any
 from .layout import ClassLayout, Frame, Layout, RowIndex, Segments
 from .partition import Step
 from .plan import ClassPlan, Phases
-from .program import CHILD, SHARED, OutputGrad, Pull, Spec, StateGrad, Zeros
+from .program import CHILD, SHARED, Leaf, OutputGrad, Pull, Spec, StateGrad, Zeros
 
 __all__ = ["Run"]
 
@@ -32,13 +32,13 @@ class Run:
     backend : the backend
     arrays : dict
         Source (Param, Const, Pull) -> array. The rows of pulled arrays are those that `ClassLayout.external` names.
-    initial : dict
-        Buffer -> source of its row 0 (Zeros or a parameter), for buffers whose row 0 is read.
+    fills : list of (buffer, row, array)
+        Rows that stand in the buffers before the first launch. None fills one row with zeros.
     """
 
     def __init__(self, layout: Layout, plans: Sequence[ClassPlan], backend: Any, arrays: dict[Any, Any],
-                 initial: dict[int, Any]):
-        self.layout, self.backend, self.arrays, self.initial = layout, backend, arrays, initial
+                 fills: Sequence[tuple[int, int, Any]] = ()):
+        self.layout, self.backend, self.arrays, self.fills = layout, backend, arrays, fills
         self.launched = 0               # operators and regions started so far
         self.buffers: list[Any] = []
         self._all = [_Class(plan, part) for plan, part in zip(plans, layout.classes)]
@@ -51,9 +51,8 @@ class Run:
         """Run everything; the buffers."""
         self.buffers = [self.backend.empty((rows, *spec.shape), spec.dtype)
                         for rows, spec in zip(self.layout.buffer_rows, self._buffer_specs())]
-        for buffer, source in self.initial.items():
-            value = None if isinstance(source, Zeros) else self.arrays[source]
-            self.backend.fill_row(self.buffers[buffer], 0, value)
+        for buffer, row, array in self.fills:
+            self.backend.fill_rows(self.buffers[buffer], row, array)
         for cls in self.classes:
             for value, place in zip(cls.plan.outputs, cls.layout.writes):
                 cls.stored[value] = (self.buffers[place.buffer], place.base)
@@ -69,7 +68,8 @@ class Run:
 
     # ---- backward ----------------------------------------------------------------------------
 
-    def backward(self, output_grads: Sequence[Any], wanted: Iterable[Any]) -> dict[Any, Any]:
+    def backward(self, output_grads: Sequence[Any], wanted: Iterable[Any],
+                 heads: Sequence[tuple[int, int, Any]] = ()) -> dict[Any, Any]:
         """Gradients of the wanted sources.
 
         Parameters
@@ -77,13 +77,17 @@ class Run:
         output_grads : arrays that inputs of source OutputGrad(i) read, rows as `ClassLayout.external` names them
         wanted : sources (Param, Pull); a source that nothing depends on has no entry in the result. The rows of a pulled
             input's gradient are in the order of `ClassLayout.external`, class after class.
+        heads : (buffer, message, array)
+            Messages that come from outside: gradients of values that left the run.
         """
         self.output_grads = output_grads
         self.messages = []
         for messages, buffer in zip(self.layout.messages, self.buffers):
             array = self.backend.empty((messages.num_rows, *buffer.shape[1:]), buffer.dtype)
-            self.backend.fill_row(array, 0)
+            self.backend.fill_rows(array, 0, None)
             self.messages.append(array)
+        for k, row, array in heads:
+            self.backend.fill_rows(self.messages[k], row, array)
         wanted = set(wanted)
         pulls = self._pull_buffers(wanted)
         forward_values = [dict(cls.stored) for cls in self.classes]
@@ -118,25 +122,21 @@ class Run:
         return buffers
 
     def _shared_grads(self, wanted: set[Any]) -> dict[Any, Any]:
-        """Gradients of shared sources, added up over the classes and the reads of a learned initial state."""
+        """Gradients of shared sources, added up over the classes."""
         grads: dict[Any, Any] = {}
-
-        def accumulate(source: Any, grad: Any) -> None:
-            if source in grads:
-                self.launched += 1
-                grad = self.backend.add(grads[source], grad)
-            grads[source] = grad
-
         for cls in self.classes:
             for source, values in cls.plan.grads.items():
                 if source in wanted and not isinstance(source, Pull) and source not in cls.layout.sends:
                     for value in values:
-                        accumulate(source, cls.shared[value])
-        for buffer, source in self.initial.items():
-            if source in wanted:
-                total = self._pulled(buffer, 0, 1)
-                accumulate(source, self.backend.reshape(total, self.buffers[buffer].shape[1:]))
+                        grads[source] = self.total(grads.get(source), cls.shared[value])
         return grads
+
+    def total(self, x: Any, y: Any) -> Any:
+        """x + y, where x may be missing."""
+        if x is None:
+            return y
+        self.launched += 1
+        return self.backend.add(x, y)
 
     # ---- phases and steps --------------------------------------------------------------------
 
@@ -228,10 +228,8 @@ class Run:
         if value in cls.stored:
             return self._view(cls, value, frame)
         source = inputs[value] if value in inputs else cls.plan.inputs[value]
-        if isinstance(source, (Pull, OutputGrad)):      # in the order of positions, once for all launches
-            array = self.arrays[source] if isinstance(source, Pull) else self.output_grads[source.index]
-            rows = self.rows_of(array, cls.layout.external, 0, cls.layout.whole.num_rows)
-            cls.stored[value] = (rows, 0)
+        if isinstance(source, (Pull, Leaf, OutputGrad)):        # waits for no launch: fetched once for all of them
+            cls.stored[value] = (self._fetch_whole(cls, source), 0)
             return self._view(cls, value, frame)
         local[value] = self._fetch(cls, source, frame)
         return local[value]
@@ -243,11 +241,20 @@ class Run:
             return self.backend.zeros(spec.shape, spec.dtype)
         return self.arrays[source]
 
+    def _fetch_whole(self, cls: _Class, source: Any) -> Any:
+        """All rows of an external input, in the order of positions."""
+        rows = cls.layout.whole.num_rows
+        if isinstance(source, Leaf):
+            read = cls.layout.reads[source]
+            return self.rows_of(self.buffers[read.buffer], read.rows, 0, rows)
+        array = self.arrays[source] if isinstance(source, Pull) else self.output_grads[source.index]
+        return self.rows_of(array, cls.layout.external, 0, rows)
+
     def _fetch(self, cls: _Class, source: Any, frame: Frame) -> Any:
         """The rows of a recurrent input for one frame."""
         if isinstance(source, StateGrad):
             place = cls.layout.writes[source.state]
-            return self._pulled(place.buffer, place.base + frame.start, place.base + frame.stop)
+            return self.pulled(place.buffer, place.base + frame.start, place.base + frame.stop)
         read = cls.layout.reads[source]
         if not read.per_edge:
             return self.rows_of(self.buffers[read.buffer], read.rows, frame.start, frame.stop)
@@ -257,7 +264,7 @@ class Run:
         assert cls.layout.edges is not None
         return self._segment_total(rows, cls.layout.edges, frame.start, frame.stop)
 
-    def _pulled(self, buffer: int, start: int, stop: int) -> Any:
+    def pulled(self, buffer: int, start: int, stop: int) -> Any:
         """What all readers of each row sent back, added up."""
         messages, array = self.layout.messages[buffer], self.messages[buffer]
         if messages.single is not None:

@@ -17,7 +17,7 @@ from .graph import InputGraph
 from .layout import Place, RowIndex, lay_out_graphs
 from .mxnet_compat import autograd, mx
 from .plan import ClassPlan, VertexProgram, leaf_program, peak_bytes, plan_class
-from .program import Const, Gather, GatherAll, GatherSum, Param, Pull, Spec
+from .program import Const, Gather, GatherAll, GatherSum, Param, Pull, Spec, Zeros
 from .schedule import check_arity, schedule
 from .tape import TapeBridge, needs_gradient
 from .vertex import VertexFunction, trace_vertex
@@ -151,8 +151,9 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     bound.update({source: source.parameter.data(ctx) for source in planned.parameters})
     bound.update({source: source.array for source in planned.constants})
     reading_initial = any((r.rows.rows == 0).any() for r in layout.classes[1].reads.values() if not r.per_edge)
-    initial = dict(enumerate(planned.initial)) if reading_initial else {}
-    execution = Run(layout, planned.plans, MXNetBackend(ctx), bound, initial)
+    initial = planned.initial if reading_initial else []
+    fills = [(k, 0, None if isinstance(s, Zeros) else bound[s].expand_dims(0)) for k, s in enumerate(initial)]
+    execution = Run(layout, planned.plans, MXNetBackend(ctx), bound, fills)
     position = RowIndex(scheduled.position)
     with autograd.pause(train_mode=autograd.is_training()):
         execution.forward()
@@ -189,6 +190,9 @@ def _record(planned: _Planned, execution: Run, position: RowIndex, arrays: dict[
         run, start, before = held[0], time.perf_counter(), held[0].launched
         sources = [s for s, want in zip(planned.wanted, wanted) if want]
         grads = run.backward([g.reshape(shape) for g, shape in zip(output_grads, shapes)], sources)
+        for (k, row, _), source in zip(run.fills, planned.initial):     # what missing children send back
+            if source in sources:
+                grads[source] = run.total(grads.get(source), run.pulled(k, row, row + 1).reshape(bound[source].shape))
         found = [grads.get(s) if want else None for s, want in zip(planned.wanted, wanted)]
         found = [run.rows_of(g, position, 0, len(position.rows)) if isinstance(s, Pull) and g is not None else g
                  for s, g in zip(planned.wanted, found)]
@@ -225,7 +229,7 @@ def _plan(cell: VertexFunction, arrays: dict[str, Any], recording: bool, wanted_
                 "sparse_grad=False.")
     wanted += [Pull(k) for k in wanted_pulls if Pull(k) in sources]
     planned = _Planned([plan_class(leaf, wanted, recording, in_one_launch=True),
-                        plan_class(vertex, wanted, recording, in_one_launch=False)], initial, used, [s for s in sources if isinstance(s, Const)], wanted)
+                        plan_class(vertex, [*wanted, *vertex.ports], recording, in_one_launch=False)], initial, used, [s for s in sources if isinstance(s, Const)], wanted)
     # A deferred parameter got its shape while it was traced: the signature of the next run has that shape.
     signature = (*signature[:-1], tuple((p.grad_req, p.shape) for p in parameters))
     cell._plans[signature] = planned

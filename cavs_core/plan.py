@@ -7,7 +7,7 @@ All other vertices run the program as it was traced.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,10 @@ from .program import (
     Zeros,
 )
 
-__all__ = ["VertexProgram", "Phases", "ClassPlan", "leaf_program", "own_outputs", "peak_bytes", "plan_class"]
+__all__ = ["VertexProgram", "Phases", "ClassPlan", "leaf_program", "own_outputs", "peak_bytes", "plan_class",
+           "respecified"]
+
+_RECURRENT = (Gather, GatherSum, GatherAll)     # sources that wait for another vertex
 
 
 @dataclass
@@ -57,7 +60,7 @@ class VertexProgram:
     @property
     def ports(self) -> list[Any]:
         """The ways in which the program reads its children."""
-        return [s for s in self.program.inputs.values() if isinstance(s, (Gather, GatherSum, GatherAll))]
+        return [s for s in self.program.inputs.values() if isinstance(s, _RECURRENT)]
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class ClassPlan:
     @property
     def answered_ports(self) -> list[list[Any]]:
         """For each state, the ports that send a gradient back."""
-        ports = [s for s in self.grads if isinstance(s, (Gather, GatherSum, GatherAll))]
+        ports = [s for s in self.grads if isinstance(s, _RECURRENT)]
         return [[p for p in ports if p.state == k] for k in range(self.vertex.num_states)]
 
 
@@ -126,7 +129,7 @@ def leaf_program(vertex: VertexProgram, initial: Sequence[Any]) -> VertexProgram
 
     for v, source in old.inputs.items():
         spec = old.specs[v]
-        if not isinstance(source, (Gather, GatherSum, GatherAll)):
+        if not isinstance(source, _RECURRENT):
             values[v] = new.input(spec, source)
         elif isinstance(initial[source.state], Zeros):
             values[v] = zero(spec)
@@ -155,6 +158,19 @@ def leaf_program(vertex: VertexProgram, initial: Sequence[Any]) -> VertexProgram
     return VertexProgram(program, vertex.num_states)
 
 
+def respecified(vertex: VertexProgram, inputs: Mapping[int, tuple[Spec, Any]]) -> VertexProgram:
+    """The same program with other kinds and sources of some inputs; kinds are worked out anew."""
+    old = vertex.program
+    new = Builder(Program(name=old.name))
+    values = {v: new.input(*inputs.get(v, (old.specs[v], source))) for v, source in old.inputs.items()}
+    for instr in old.instrs:
+        new.origin = instr.origin
+        values.update(zip(instr.outputs, new.call(instr.op, [values[v] for v in instr.inputs], dict(instr.attrs))))
+    new.program.outputs = own_outputs(new, [values[v] for v in vertex.program.outputs])
+    new.program.prune()
+    return VertexProgram(new.program, vertex.num_states)
+
+
 def _depends(program: Program, value: int, on: Collection[int]) -> bool:
     """Whether a value depends on one of the inputs `on`."""
     reached = set(on)
@@ -170,19 +186,18 @@ def plan_class(vertex: VertexProgram, wanted: Collection[Any], recording: bool, 
     Parameters
     ----------
     vertex : the program of the class
-    wanted : sources (parameters, pulls) whose gradient is asked for
+    wanted : sources (parameters, pulls, gathers) whose gradient is asked for
     recording : whether a backward pass will follow
     in_one_launch : the class runs all its rows in one launch: nothing is gained by an eager or a lazy part
     """
     program = vertex.program
-    gathers = [v for v, s in program.inputs.items() if isinstance(s, (Gather, GatherSum, GatherAll))]
+    gathers = [v for v, s in program.inputs.items() if isinstance(s, _RECURRENT)]
     parts = partition(program.instrs, gathers, vertex.scattered)
     if not recording:
         return _assemble(vertex, program.specs, parts, None, {}, in_one_launch)
     sources = [StateGrad(k) for k in range(vertex.num_states)]
     sources += [OutputGrad(i) for i in range(len(vertex.pushed))]
-    inputs = gathers + [v for v, s in program.inputs.items() if s in wanted]
-    backward = differentiate(program, inputs, sources)
+    backward = differentiate(program, [v for v, s in program.inputs.items() if s in wanted], sources)
     grads: dict[Any, list[int]] = {}
     for v, grad in backward.grads.items():
         grads.setdefault(program.inputs[v], []).append(grad)
@@ -196,8 +211,7 @@ def _assemble(vertex: VertexProgram, specs: list[Spec], parts: Parts, backward: 
     inputs: dict[int, Any] = {}
     if backward is not None:
         inputs = backward.program.inputs
-        senders = [grad for source, values in grads.items() for grad in values
-                   if isinstance(source, (Gather, GatherSum, GatherAll))]
+        senders = [grad for source, values in grads.items() for grad in values if isinstance(source, _RECURRENT)]
         readers = [v for v, s in inputs.items() if isinstance(s, StateGrad)]
         back_parts = partition(backward.program.instrs, readers, senders)
         outputs.update(backward.program.outputs)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["SHARED", "ROW", "CHILD", "Spec", "Instr", "Program", "Arg", "Param", "Const", "Zeros", "Pull",
+__all__ = ["SHARED", "ROW", "CHILD", "Spec", "Instr", "Program", "Arg", "Param", "Const", "Zeros", "Shared", "Leaf", "Pull",
            "Gather", "GatherSum", "GatherAll", "StateGrad", "OutputGrad", "live_instrs"]
 
 SHARED, ROW, CHILD = "shared", "row", "child"
@@ -63,6 +63,20 @@ class Const:
 @dataclass(frozen=True)
 class Zeros:
     """Zeros of the input's own shape, made by the backend."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The index-th argument, the same array in every call of a launch."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """The index-th argument, an outside array of its own for every call: it waits for nobody."""
+
+    index: int
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Tracer(Listener):
 
     def value_of(self, array: LazyArray):
         raise TraceError(
-            f"{self.name}: the code asks for the value of an array (asnumpy, asscalar, bool, print, ...) while it is "
+            f"{self.name}: the code asks for the value of an array (asnumpy, asscalar, bool, x[:] = ...) while it is "
             "traced; a vertex function is static. Take the decision outside, or use F.where.")
 
     def released(self, value: int) -> None:

@@ -187,13 +187,13 @@ def main():
     parser.add_argument("--samples", type=int, default=4000, help="generated trees (default %(default)s)")
     parser.add_argument("--epochs", type=int, default=5, help="(default %(default)s)")
     parser.add_argument("--batch-size", type=int, default=32, help="(default %(default)s)")
-    parser.add_argument("--learning-rate", type=float, default=0.005, help="(default %(default)s)")
-    parser.add_argument("--cpu-small", action="store_true", help="hidden 32, embed 16, 1000 samples")
+    parser.add_argument("--learning-rate", type=float, default=0.01, help="(default %(default)s)")
+    parser.add_argument("--cpu-small", action="store_true", help="hidden and embed 32, 2000 samples")
     parser.add_argument("--sick", metavar="DIR", help="train on SICK instead; DIR has the folders train and dev with "
                                                       "the files a.toks, a.parents, b.toks, b.parents, sim.txt")
     args = parser.parse_args()
     if args.cpu_small:
-        args.hidden, args.embed, args.samples = 32, 16, min(args.samples, 1000)
+        args.hidden, args.embed, args.samples = 32, 32, min(args.samples, 2000)
     mx.random.seed(0)
     if args.sick is None:
         train_generated(args)

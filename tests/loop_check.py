@@ -1,10 +1,10 @@
 """The checker of whole models: a batched run must give the plain loop's values and gradients."""
 
 import numpy as np
+from models import run_loop
 
 import cavs_core as cavs
 from cavs_core.mxnet_compat import autograd, mx
-from models import run_loop
 
 TOLERANCE = {"float32": dict(rtol=1e-4, atol=1e-5), "float64": dict(rtol=1e-9, atol=1e-11)}
 

@@ -35,6 +35,10 @@ def runs(monkeypatch):
     return noted
 
 
+def _numpy(fills):
+    return [(k, row, None if a is None else a.asnumpy()) for k, row, a in fills]
+
+
 def pushed_rows(run):
     """Run forward; the pushed values, a row per vertex in the order of the vertices."""
     run.forward()
@@ -55,15 +59,18 @@ def test_reference_backend_agrees(name, runs):
         pushed = out.pushed if isinstance(out.pushed, list) else [out.pushed]
     heads = [np.random.RandomState(k).normal(size=p.shape).astype("float32") for k, p in enumerate(pushed)]
     autograd.backward(pushed, [mx.nd.array(h) for h in heads])
-    layout, plans, _, arrays, initial = runs[0]
+    layout, plans, _, arrays, fills = runs[0]
     arrays = {source: a.asnumpy() for source, a in arrays.items()}
-    run = Run(layout, plans, PoisonedBackend(), arrays, initial)
+    run = Run(layout, plans, PoisonedBackend(), arrays, _numpy(fills))
     rows = pushed_rows(run)
     for got, want in zip(rows, pushed):
         np.testing.assert_allclose(got.reshape(want.shape), want.asnumpy(), rtol=1e-4, atol=1e-5)
     wanted = [s for s in arrays if not isinstance(s, Pull)] + ([Pull("x")] if "x" in inputs else [])
     for _ in range(2):                          # a second backward finds what the first one found
         grads = run.backward([h.reshape(r.shape) for h, r in zip(heads, rows)], wanted)
+        for (k, row, _), source in zip(fills, cell.initial_states):
+            source = next(s for s in arrays if getattr(s, "parameter", None) is source)
+            grads[source] = run.total(grads.get(source), run.pulled(k, row, row + 1).reshape(arrays[source].shape))
         for source in wanted:
             want = inputs["x"].grad if isinstance(source, Pull) else source.parameter.grad()
             if isinstance(source, Pull):        # class after class, in the order of the run
@@ -77,8 +84,9 @@ def test_both_backends_start_the_same_number_of_operations(runs):
     cell, graphs, inputs = make("childsum_treelstm")
     with autograd.record():
         stats = cavs.run(cell, graphs, inputs).stats
-    layout, plans, _, arrays, initial = runs[0]
-    run = Run(layout, plans, NumpyBackend(), {s: a.asnumpy() for s, a in arrays.items()}, initial)
+    layout, plans, _, arrays, fills = runs[0]
+    run = Run(layout, plans, NumpyBackend(), {s: a.asnumpy() for s, a in arrays.items()},
+              _numpy(fills))
     pushed_rows(run)
     assert run.launched == stats.forward_ops - 1        # and one gather brings h into the order of the vertices
 

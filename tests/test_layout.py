@@ -8,7 +8,6 @@ from models import random_binary_tree, random_dag
 from cavs_core.graph import InputGraph
 from cavs_core.layout import Place, RowIndex, Segments, lay_out_graphs
 from cavs_core.program import Gather, GatherAll, GatherSum
-
 from cavs_core.schedule import schedule
 
 

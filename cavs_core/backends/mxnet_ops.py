@@ -50,9 +50,12 @@ class MXNetBackend:
         return array.reshape(tuple(shape))
 
     @staticmethod
-    def fill_row(array, row: int, value=None) -> None:
-        """Set one row to a value, or to zero."""
-        array._slice(row, row + 1)[:] = 0 if value is None else value.reshape((1, *array.shape[1:]))
+    def fill_rows(array, row: int, values) -> None:
+        """Write rows from `row` on; None: one row of zeros."""
+        if values is None:
+            array._slice(row, row + 1)[:] = 0
+        else:
+            array._slice(row, row + values.shape[0])[:] = values
 
     # ---- gathers -----------------------------------------------------------------------------
 

@@ -45,8 +45,8 @@ class NumpyBackend:
         return array.reshape(tuple(shape))
 
     @staticmethod
-    def fill_row(array, row: int, value=None) -> None:
-        array[row] = 0 if value is None else value.reshape(array.shape[1:])
+    def fill_rows(array, row: int, values) -> None:
+        array[row:row + (1 if values is None else len(values))] = 0 if values is None else values
 
     @staticmethod
     def take(array, index, out=None):

@@ -205,6 +205,10 @@ class Builder:
     def shift(self, x: int, scalar: float) -> int:
         return self.emit("_plus_scalar", x, scalar=float(scalar))
 
+    def per_row(self, x: int) -> int:
+        """A shared value as a row of every vertex, for ops that must run once a row; other values as they are."""
+        return self.emit("stack_rows", x) if self.specs[x].kind == SHARED else x
+
     def sum_to(self, x: int, shape: tuple[int, ...]) -> int:
         """Undo broadcasting: add up the axes along which a value of `shape` was repeated."""
         have = self.shape(x)

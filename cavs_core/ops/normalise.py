@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import ProgramError
+from ..program import SHARED
 from .base import Composite, Op, normal_axis, register
 
 
@@ -65,7 +66,9 @@ class L2Normalization(Composite):
         axes = {"instance": tuple(range(1, ndim)), "channel": (1,), "spatial": tuple(range(2, ndim))}.get(a["mode"])
         if axes is None or (ndim < 3 and a["mode"] != "instance"):
             raise ProgramError(f"L2Normalization: mode {a['mode']!r} does not fit shape {b.shape(x)}")
-        total = b.emit("reduce_sum", b.emit("square", x), axis=axes)
+        total = b.emit("square", x)
+        if axes:                            # a vector is a batch of numbers
+            total = b.emit("reduce_sum", total, axis=axes)
         return b.mul(x, b.emit("rsqrt", b.shift(total, a["eps"])))
 
 
@@ -107,7 +110,10 @@ class SoftmaxOutput(Composite):
         else:
             label = b.reshape(label, (view[0], 1, *view[2:]))
             target, weight = self._target(b, a, x, label, view), self._weight(b, a, label)
-        return b.reshape(b.emit("softmax_loss", b.reshape(x, view), target, weight), shape)
+        x = b.reshape(x, view)
+        if b.specs[label].kind == SHARED:   # every row adds its gradient, though all rows are the same
+            x = b.per_row(x)
+        return b.reshape(b.emit("softmax_loss", x, target, weight), shape)
 
     @staticmethod
     def _view(a, shape):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ..errors import ProgramError
 from ..mxnet_compat import mx
-from ..program import SHARED
 from .base import Composite, Op, normal_axis, register
 
 
@@ -15,8 +14,7 @@ class UniformLike(Op):
     rowwise = True
 
     def build(self, b, a, xs):
-        x, = xs
-        return super().build(b, a, [b.emit("stack_rows", x) if b.specs[x].kind == SHARED else x])
+        return super().build(b, a, [b.per_row(x) for x in xs])
 
     def infer(self, a, x):
         if not x.is_float:

@@ -100,6 +100,10 @@ class Norm(Reduction):
             raise ProgramError(f"norm: ord={a['ord']} is not supported; MXNet knows 1 and 2")
         return b.emit("l2_norm", x, axis=axes)
 
+    def expand(self, b, a, x):
+        y = super().expand(b, a, x)
+        return y if a["out_dtype"] is None else b.emit("Cast", y, dtype=a["out_dtype"])
+
 
 class L2Norm(Reduce):
     """sqrt(sum x^2); written out so that its gradient is x / norm."""
@@ -223,10 +227,10 @@ class SoftmaxActivation(Composite):
 
     def expand(self, b, a, x):
         shape = b.shape(x)
-        if a["mode"] == "channel":
-            return b.emit("softmax_plain", x, axis=1)
-        flat = b.reshape(x, (shape[0], int(np.prod(shape[1:]))))
-        return b.reshape(b.emit("softmax_plain", flat, axis=1), shape)
+        if len(shape) < 2 or (a["mode"] != "channel" and len(shape) > 2):
+            # MXNet takes the softmax over all axes then, but the gradient over axis 1
+            raise ProgramError(f"SoftmaxActivation: mode {a['mode']!r} is not supported for shape {shape}; use softmax")
+        return b.emit("softmax_plain", x, axis=1)
 
 
 register(SoftmaxPlain("softmax_plain"))

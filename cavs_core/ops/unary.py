@@ -156,21 +156,28 @@ register(Unary("BlockGrad", lambda x: x))
 
 
 class MakeLoss(Unary):
-    """Identity; its gradient is `grad_scale`, whatever comes from above, over the number of valid elements if asked."""
+    """Identity; its gradient is `grad_scale`, whatever comes from above, over the number of rows or of valid elements.
+
+    MXNet counts as rows all axes but the last.
+    """
 
     attrs = {"grad_scale": 1.0, "valid_thresh": 0.0, "normalization": "null"}
+
+    def build(self, b, a, xs):
+        return super().build(b, a, [b.per_row(x) for x in xs])      # every sample adds a gradient of its own
 
     def mxnet(self, F, a, x):
         return F.identity(x)
 
     def grad(self, b, a, xs, ys, dys):
-        x = xs[0]
-        scale = b.scale(b.emit("ones_like", x), a["grad_scale"])
-        if a["normalization"] != "valid":       # MXNet reads "batch" and does nothing with it
+        x, shape = xs[0], b.shape(xs[0])
+        count = int(np.prod(shape[:-1])) if a["normalization"] == "batch" else 1
+        scale = b.scale(b.emit("ones_like", x), a["grad_scale"] / count)
+        if a["normalization"] != "valid":
             return [scale]
         valid = b.emit("_greater_scalar", x, scalar=a["valid_thresh"])
-        count = b.emit("reduce_sum", valid, axis=tuple(range(len(b.shape(x)))))
-        return [b.div(scale, b.emit("_maximum_scalar", count, scalar=1.0))]
+        total = b.emit("reduce_sum", valid, axis=tuple(range(len(shape))))
+        return [b.div(scale, b.emit("_maximum_scalar", total, scalar=1.0))]
 
 
 register(MakeLoss("MakeLoss", lambda x: x))

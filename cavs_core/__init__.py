@@ -1,5 +1,9 @@
-"""cavs_core: a static vertex function, graphs of any shape, and an engine that runs them batched."""
+"""cavs_core: a static vertex function, graphs of any shape, and an engine that runs them batched.
 
+The names of the second list are for those who build another face on the engine, as `gluon_dynbatch` does.
+"""
+
+from .backends.mxnet_ops import MXNetBackend
 from .errors import (
     ArityError,
     CycleError,
@@ -12,15 +16,27 @@ from .errors import (
     TraceError,
     UnsupportedOpError,
 )
-from .graph import InputGraph
-from .program import Program, Spec
+from .executor import Run
 from .face import RunOutput, RunStats, run
+from .graph import InputGraph
+from .layout import ClassLayout, Frame, Layout, Place, Read, RowIndex, plan_messages
+from .lazy import LazyArray, Listener, become_array, listening
+from .ops import Builder, is_view_operator, lookup, supports
+from .plan import ClassPlan, VertexProgram, own_outputs, plan_class, respecified
+from .program import ROW, SHARED, Arg, Const, Gather, Leaf, Param, Program, Shared, Spec
+from .tape import TapeBridge, needs_gradient
 from .trace import trace
 from .vertex import VertexFunction
 
 __all__ = [
     "ArityError", "CycleError", "DanglingEdgeError", "DynBatchError", "GraphError", "InputGraph", "KindError",
-    "Program", "ProgramError", "RunError", "RunOutput", "RunStats", "Spec", "TraceError",
-    "UnsupportedOpError", "VertexFunction", "run", "trace",
+    "Program", "ProgramError", "RunError", "RunOutput", "RunStats", "Spec", "TraceError", "UnsupportedOpError",
+    "VertexFunction", "run", "trace",
+]
+__all__ += [
+    "ROW", "SHARED", "Arg", "Builder", "ClassLayout", "ClassPlan", "Const", "Frame", "Gather", "Layout", "LazyArray",
+    "Leaf", "Listener", "MXNetBackend", "Param", "Place", "Read", "RowIndex", "Run", "Shared", "TapeBridge",
+    "VertexProgram", "become_array", "is_view_operator", "listening", "lookup", "needs_gradient", "own_outputs",
+    "plan_class", "plan_messages", "respecified", "supports",
 ]
 __version__ = "0.1.0"

@@ -13,6 +13,10 @@ from .program import CHILD, SHARED, Leaf, OutputGrad, Pull, Spec, StateGrad, Zer
 __all__ = ["Run"]
 
 
+_NO_SPEC = Spec((1,), "float32")         # of a buffer that no class touches
+_NOTHING = Phases([], [], [])            # the backward of a class through which no gradient flows
+
+
 class _Class:
     """One class of vertices in one run: its plan, its layout, and its values so far."""
 
@@ -49,7 +53,7 @@ class Run:
 
     def forward(self) -> list[Any]:
         """Run everything; the buffers."""
-        self.buffers = [self.backend.empty((rows, *spec.shape), spec.dtype)
+        self.buffers = [self.backend.empty((max(rows, 1), *spec.shape), spec.dtype)
                         for rows, spec in zip(self.layout.buffer_rows, self._buffer_specs())]
         for buffer, row, array in self.fills:
             self.backend.fill_rows(self.buffers[buffer], row, array)
@@ -64,7 +68,10 @@ class Run:
         for cls in self._all:
             for value, place in zip(cls.plan.outputs, cls.layout.writes):
                 specs[place.buffer] = cls.plan.specs[value]
-        return [specs[k] for k in range(len(self.layout.buffer_rows))]
+            by_source = {source: cls.plan.specs[v] for v, source in cls.plan.inputs.items()}
+            specs.update({read.buffer: by_source[source] for source, read in cls.layout.reads.items()
+                          if source in by_source})
+        return [specs.get(k, _NO_SPEC) for k in range(len(self.layout.buffer_rows))]
 
     # ---- backward ----------------------------------------------------------------------------
 
@@ -101,8 +108,8 @@ class Run:
                     elif source in pulls:
                         cls.stored[value] = (pulls[source], first)
             first += cls.layout.whole.num_rows
-        self._run_phases([c.plan.backward for c in self._all], [c.plan.backward_inputs for c in self._all],
-                         self.layout.order[::-1])
+        self._run_phases([c.plan.backward or _NOTHING for c in self._all],
+                         [c.plan.backward_inputs for c in self._all], self.layout.order[::-1])
         grads = self._shared_grads(wanted)
         grads.update(pulls)
         for cls, values in zip(self.classes, forward_values):
@@ -126,9 +133,10 @@ class Run:
         grads: dict[Any, Any] = {}
         for cls in self.classes:
             for source, values in cls.plan.grads.items():
-                if source in wanted and not isinstance(source, Pull) and source not in cls.layout.sends:
+                name = cls.layout.names.get(source, source)
+                if name in wanted and not isinstance(source, Pull) and source not in cls.layout.sends:
                     for value in values:
-                        grads[source] = self.total(grads.get(source), cls.shared[value])
+                        grads[name] = self.total(grads.get(name), cls.shared[value])
         return grads
 
     def total(self, x: Any, y: Any) -> Any:
@@ -239,7 +247,7 @@ class Run:
         if isinstance(source, Zeros):
             spec = cls.plan.specs[value]
             return self.backend.zeros(spec.shape, spec.dtype)
-        return self.arrays[source]
+        return self.arrays[cls.layout.names.get(source, source)]
 
     def _fetch_whole(self, cls: _Class, source: Any) -> Any:
         """All rows of an external input, in the order of positions."""

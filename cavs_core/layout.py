@@ -11,7 +11,7 @@ zeros), and the vertex that was read adds up the rows of all its readers. So eve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Union
 
@@ -102,7 +102,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class Read:
-    """How a class reads a buffer: a row for each position, or one for each edge, or the sum of each position's edges."""
+    """How a class reads a buffer: a row for each position or each edge, or the sum of each position's edges."""
 
     buffer: int
     rows: RowIndex
@@ -140,6 +140,7 @@ class ClassLayout:
     sends: dict[Any, Place]             # source of a program input -> where its gradient goes
     external: RowIndex                  # position -> row of pulled inputs and of output gradients
     edges: Segments | None = None       # edges grouped by position, for reductions over children
+    names: dict[Any, Any] = field(default_factory=dict)     # source of a shared input -> its name in the whole run
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from .mxnet_compat import mx
 
-__all__ = ["LazyArray", "Listener", "listening", "operator_name"]
+__all__ = ["LazyArray", "Listener", "become_array", "listening", "operator_name"]
 
 NDArray = mx.nd.NDArray
 _Base = NDArray.__mro__[1]                      # NDArrayBase: the class that has the slots
@@ -35,8 +35,8 @@ class _LazyType(type(NDArray)):
 class LazyArray(NDArray, metaclass=_LazyType):
     """An NDArray without a value yet. Shape, dtype and context answer at once; the owner supplies the rest.
 
-    The owner offers `spec_of(token) -> (shape, dtype)`, `context`, `value_of(array) -> handle` for whoever needs the
-    value, and `released(token)`.
+    The owner offers `spec_of(token) -> (shape, dtype)`, `context_of(token)`, `value_of(array) -> handle` for whoever
+    needs the value, and `released(token)`.
     """
 
     __slots__ = ()      # the two slots of NDArray's base hold owner and token until the value exists
@@ -52,7 +52,7 @@ class LazyArray(NDArray, metaclass=_LazyType):
     writable = property(lambda self: True)
     shape = property(lambda self: self.owner.spec_of(self.token)[0])
     dtype = property(lambda self: np.dtype(self.owner.spec_of(self.token)[1]).type)
-    context = property(lambda self: self.owner.context)
+    context = property(lambda self: self.owner.context_of(self.token))
     ctx = context
     stype = property(lambda self: "default")
     ndim = property(lambda self: len(self.shape))
@@ -109,6 +109,15 @@ class LazyArray(NDArray, metaclass=_LazyType):
 
     def __iter__(self):
         return (self[i] for i in range(self.shape[0]))
+
+
+def become_array(lazy, array):
+    """Turn a LazyArray into an NDArray that takes over the handle of `array`; the handle."""
+    handle = array.handle
+    array.handle = None                 # freeing nothing is allowed
+    lazy.__class__ = NDArray
+    lazy.handle, lazy.writable = handle, True
+    return handle
 
 
 def _basic_index(shape, key):

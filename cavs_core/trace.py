@@ -12,14 +12,13 @@ import numpy as np
 from .errors import ProgramError, TraceError
 from .lazy import LazyArray, Listener, listening
 from .mxnet_compat import autograd, gluon, mx
-from .ops import TABLE, Builder
+from .ops import TABLE, Builder, is_view_operator
 from .program import ROW, SHARED, Arg, Const, Param, Program, Spec
 from .tape import needs_gradient
 
 __all__ = ["Tracer", "ChildArray", "trace"]
 
 NDArray = mx.nd.NDArray
-_VIEWS = ("Reshape", "slice", "BlockGrad")      # as methods of an NDArray these share memory with their operand
 _DRAWS = ("_random_", "_sample_", "_shuffle", "_npi_uniform", "_npi_normal")     # how such operators' names begin
 
 
@@ -60,6 +59,9 @@ class Tracer(Listener):
     def spec_of(self, value: int):
         spec = self.builder.specs[value]
         return spec.shape, spec.dtype
+
+    def context_of(self, value: int):
+        return self.context
 
     def value_of(self, array: LazyArray):
         raise TraceError(
@@ -109,7 +111,7 @@ class Tracer(Listener):
             attrs = {**attrs, "training": autograd.is_training()}
         self.builder.origin = self._where()
         values = self.builder.call(name, [self.value_for(x, name) for x in arrays], attrs)
-        if name in _VIEWS:
+        if is_view_operator(name):
             self._views.update((*values, self.value_for(arrays[0], name)))
         if out is not None:
             return self._rebound(name, out, values)

@@ -2,5 +2,7 @@
 
 from cavs_core import DynBatchError
 
-__all__ = ["DynBatchError"]
+from .scope import batching, flush
+
+__all__ = ["DynBatchError", "batching", "flush"]
 __version__ = "0.1.0"

@@ -14,7 +14,7 @@ from cavs_core.trace import trace
 COVERS = ("LayerNorm", "InstanceNorm", "GroupNorm", "L2Normalization", "SoftmaxOutput", "Softmax", "softmax_loss")
 
 EPS = (1e-5, 1e-3, 0.1)
-SINGLE = dict(rtol=1e-5, atol=1e-6)         # MXNet keeps the factors of SoftmaxOutput in single precision
+SINGLE = dict(rtol=2e-5, atol=2e-6)         # MXNet keeps the attributes in single precision
 TOLERANCE = dict(rtol=2e-3, atol=2e-4)      # small variances: the two orders of summation differ
 
 
@@ -57,7 +57,7 @@ def test_l2_normalization(data):
     case = Case(data)
     mode, eps = case.pick("instance", "channel", "spatial"), case.pick(1e-10, 1e-3)
     case.operand(case.shape(1 if mode == "instance" else 3))
-    case.check(lambda F, x: F.L2Normalization(x, mode=mode, eps=eps))
+    case.check(lambda F, x: F.L2Normalization(x, mode=mode, eps=eps), tol=SINGLE)
 
 
 @pytest.mark.parametrize("call", [

@@ -76,14 +76,10 @@ def test_norm_of_zeros_has_mxnets_gradient():
         check_op(lambda F, x, order=order: F.norm(x, ord=order, axis=1), x)
 
 
-def test_norm_in_another_dtype():
-    x = np.random.randn(ROWS, 2, 3).astype("float32")
-    check_op(lambda F, x: F.norm(x, axis=1, out_dtype="float64"), x, grad=False, tol=dict(rtol=1e-6, atol=1e-6))
-
-
-def test_norm_of_another_order():
-    with pytest.raises(ProgramError, match="ord=3"):
-        trace(lambda F, x: F.norm(x, ord=3, axis=0), Spec((2, 3), "float32"))
+def test_norm_that_mxnet_cannot_compute_either():
+    for attributes in (dict(ord=3), dict(out_dtype="float64")):
+        with pytest.raises(ProgramError, match="norm: ord=.* is not supported"):
+            trace(lambda F, x, a=attributes: F.norm(x, axis=0, **a), Spec((2, 3), "float32"))
 
 
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
@@ -133,7 +129,7 @@ def test_softmax_with_lengths_is_refused():
 
 @given(st.data())
 def test_softmax_activation(data):
-    case = Case(data)
+    case = Case(data, dtypes=("float32",))          # the only one that MXNet has
     mode = case.pick("instance", "channel")
     case.operand(case.shape(3) if mode == "channel" else case.shape(2, 2))
     case.check(lambda F, x: F.SoftmaxActivation(x, mode=mode))

@@ -96,13 +96,9 @@ class Norm(Reduction):
     def reduce(self, b, a, x, axes):
         if a["ord"] == 1:
             return b.emit("reduce_sum", b.emit("abs", x), axis=axes)
-        if a["ord"] != 2:
-            raise ProgramError(f"norm: ord={a['ord']} is not supported; MXNet knows 1 and 2")
+        if a["ord"] != 2 or a["out_dtype"] not in (None, b.specs[x].dtype):
+            raise ProgramError(f"norm: ord={a['ord']}, out_dtype={a['out_dtype']} is not supported")
         return b.emit("l2_norm", x, axis=axes)
-
-    def expand(self, b, a, x):
-        y = super().expand(b, a, x)
-        return y if a["out_dtype"] is None else b.emit("Cast", y, dtype=a["out_dtype"])
 
 
 class L2Norm(Reduce):

@@ -1,0 +1,316 @@
+"""Recording: every operator and every vertex call inside a scope becomes a call; nothing runs until somebody asks."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from cavs_core import LazyArray, Listener, ProgramError, TraceError, is_view_operator, listening, supports
+from cavs_core.mxnet_compat import autograd, gluon, mx
+
+from .flush import Flushed, run_calls
+from .signature import Signature, operator_signature, vertex_signature
+from .values import DEVICES, SPECS, array_spec, data_spec
+
+__all__ = ["Calls", "CallClass", "Recorder"]
+
+NDArray = mx.nd.NDArray
+_NUMBERS = (int, float, np.ndarray, np.generic)
+_signatures: dict[Any, Signature] = {}          # operators, for the life of the process
+_new_lazy = LazyArray.__new__
+
+
+class CallClass:
+    """Calls with one signature, recorded under one state of autograd."""
+
+    __slots__ = ("number", "signature", "recorded", "where", "identity")
+
+    def __init__(self, number: int, signature: Signature, recorded: bool, where: str, identity: Any):
+        self.number, self.signature, self.recorded, self.where = number, signature, recorded, where
+        self.identity = identity                # held, so that its id stays its own while the class exists
+
+
+class Calls:
+    """The calls since the last flush. It owns the LazyArrays that stand for their results."""
+
+    def __init__(self, recorder: Recorder):
+        self.recorder = recorder
+        self.classes: list[CallClass] = []
+        self.by_key: dict[Any, CallClass] = {}
+        self.call_class: list[int] = []
+        self.operands: list[int] = []
+        self.value_spec: list[int] = []
+        self.leaves: list[Any] = []             # arrays and numbers
+        self.leaf_spec: list[int] = []
+        self.leaf_tokens: dict[int, int] = {}
+        self.views: dict[int, tuple[int, Any]] = {}         # value -> (the value it is a view of, how to make it)
+        self.viewed: set[int] = set()
+        self.dropped: list[int] = []
+        self.released = self.dropped.append     # called by LazyArray.__del__
+        self.lock = threading.RLock()
+        self.flushed: Flushed | None = None
+        self.failure: BaseException | None = None
+
+    # ---- the owner of LazyArrays -------------------------------------------------------------
+
+    def spec_of(self, token: int) -> tuple[tuple[int, ...], str]:
+        spec = SPECS[self.value_spec[token]]
+        return spec.shape, spec.dtype
+
+    def context_of(self, token: int) -> Any:
+        return DEVICES[self.value_spec[token]]
+
+    def value_of(self, array: LazyArray) -> Any:
+        """The handle of an array that somebody needs now: everything recorded so far runs."""
+        self.flush("a value was needed")
+        assert self.flushed is not None
+        with self.lock, listening(None):
+            return self.flushed.materialise(array, self)
+
+    def flush(self, reason: str) -> None:
+        with self.lock:
+            if self.failure is not None:
+                raise self.failure
+            if self.flushed is None and self.call_class:
+                self.recorder.start_new_calls(self)
+                try:
+                    with listening(None):       # what the engine runs is nobody's call
+                        self.flushed = run_calls(self, reason)
+                except BaseException as error:
+                    self.failure = error
+                    raise
+
+    def discard(self) -> None:
+        """Forget the calls: an exception left the scope."""
+        with self.lock:
+            if self.flushed is None:
+                self.failure = TraceError(
+                    "this array was recorded in a batching scope that an exception left before it was computed")
+
+    # ---- recording ---------------------------------------------------------------------------
+
+    def leaf_token(self, array: Any) -> int:
+        """The token of an outside array; the same array has one token."""
+        token = self.leaf_tokens.get(id(array))
+        if token is None:
+            self.leaves.append(array)
+            self.leaf_spec.append(array_spec(array))
+            token = self.leaf_tokens[id(array)] = -len(self.leaves)
+        return token
+
+    def data_token(self, value: Any, context: Any) -> int:
+        """The token of a Python number or numpy array."""
+        self.leaves.append(value)
+        self.leaf_spec.append(data_spec(value, context))
+        return -len(self.leaves)
+
+    def append(self, cls: CallClass, tokens: list[int]) -> Any:
+        """Record one call; its result."""
+        signature = cls.signature
+        self.call_class.append(cls.number)
+        self.operands += tokens
+        specs = self.value_spec
+        first = len(specs)
+        specs += signature.output_specs
+        if signature.single:
+            return LazyArray(self, first)
+        arrays = [LazyArray(self, first + k) for k in range(len(signature.output_specs))]
+        return signature.regroup([arrays[k] for k in signature.places])
+
+    def new_class(self, key: Any, signature: Signature, recorded: bool, where: str = "",
+                  identity: Any = None) -> CallClass:
+        cls = self.by_key[key] = CallClass(len(self.classes), signature, recorded, where, identity)
+        self.classes.append(cls)
+        return cls
+
+
+class Recorder(Listener):
+    """Listens to one scope: decides what is recorded, what runs alone, and what makes everything run."""
+
+    def __init__(self, scope: Any):
+        self.scope = scope
+        self.calls = Calls(self)
+        self.recording, self.training = autograd.is_recording(), autograd.is_training()
+        self._refused: dict[Any, str] = {}      # vertex key -> why it has no program
+        self._where: list[str] = []
+
+    def start_new_calls(self, old: Calls) -> None:
+        if self.calls is old:
+            self.calls = Calls(self)
+
+    def alone(self, reason: str) -> None:
+        """Count a call that runs by itself."""
+        fallbacks = self.scope.stats.fallbacks
+        fallbacks[reason] = fallbacks.get(reason, 0) + 1
+
+    # ---- operators ---------------------------------------------------------------------------
+
+    def on_operator(self, name, arrays, attrs, out, call):
+        if out is not None:
+            return self._on_write(name, arrays, attrs, out, call)
+        if not arrays:
+            return call()                       # makes an array from nothing: a leaf
+        if not supports(name):
+            self.alone(f"operator {name} is not in the op table")
+            return call()
+        calls = self.calls
+        tokens = [self._token(x, calls) for x in arrays]
+        cls = self._operator_class(calls, name, attrs, tokens)
+        if cls is None:
+            return call()
+        result = calls.append(cls, tokens)
+        if is_view_operator(name) and tokens[0] >= 0:
+            self._note_view(calls, result, tokens[0], name, attrs)
+        return result
+
+    def _token(self, x: Any, calls: Calls) -> int:
+        if type(x) is LazyArray and x.owner is calls:
+            return x.token
+        return calls.leaf_token(x)
+
+    def _operator_class(self, calls: Calls, name: str, attrs: dict[str, Any], tokens: list[int]) -> CallClass | None:
+        """The class of an operator call, or None if it must run alone."""
+        value_spec, leaf_spec = calls.value_spec, calls.leaf_spec
+        specs = tuple([value_spec[t] if t >= 0 else leaf_spec[-1 - t] for t in tokens])
+        try:
+            key = (name, tuple(attrs.items()), specs, self.recording, self.training)
+            cls = calls.by_key.get(key)
+        except TypeError:                       # an attribute that is a list
+            key = (name, str(attrs), specs, self.recording, self.training)
+            cls = calls.by_key.get(key)
+        if cls is not None:
+            return cls
+        global_key = (key[:3], self.training)
+        signature = _signatures.get(global_key)
+        if signature is None:
+            try:
+                signature = operator_signature(name, attrs, specs, self.training, name in _LISTS)
+            except ProgramError as error:
+                self.alone(f"operator {name}: {str(error).splitlines()[0]}")
+                return None
+            _signatures[global_key] = signature
+        return calls.new_class(key, signature, self.recording, self._where[-1] if self._where else "")
+
+    def _on_write(self, name, arrays, attrs, out, call):
+        """An operator that writes into an array that exists: x += y only gives x a new value, all else runs now."""
+        calls = self.calls
+        if (type(out) is LazyArray and out.owner is calls and arrays and supports(name)
+                and out.token not in calls.views and out.token not in calls.viewed):
+            tokens = [self._token(x, calls) for x in arrays]
+            cls = self._operator_class(calls, name, attrs, tokens)
+            if cls is not None and cls.signature.output_specs == [calls.value_spec[out.token]]:
+                new = calls.append(cls, tokens)
+                token, old = new.token, out.token
+                new.rebind(old)                 # the temporary dies with the old value
+                out.rebind(token)
+                return out
+        self.before_write(out)
+        return call()
+
+    def before_write(self, target: Any) -> None:
+        """A write must not change what recorded calls still have to read."""
+        self.calls.flush("an array was written in place")
+
+    def _note_view(self, calls: Calls, result: Any, base: int, name: str, attrs: dict[str, Any]) -> None:
+        arguments = dict(attrs)
+        calls.views[result.token] = (base, lambda array: getattr(mx.nd, name)(array, **arguments))
+        calls.viewed.add(base)
+
+    # ---- blocks ------------------------------------------------------------------------------
+
+    def on_block(self, block, args, call):
+        if block._forward_hooks or block._forward_pre_hooks:
+            return call()
+        if isinstance(block, gluon.HybridBlock) and block._active:
+            return self.record_vertex(block, block.forward, f"{type(block).__name__} {block.name}", args, call)
+        self._where.append(f"{type(block).__name__} {block.name}")
+        try:
+            return call()
+        finally:
+            self._where.pop()
+
+    def on_hybrid_call(self, block, args, call):
+        """A hybridized block that could not be a vertex: operator by operator, through its own code."""
+        block._active = False
+        try:
+            return block.forward(*args)
+        finally:
+            block._active = True
+
+    def record_vertex(self, identity: Any, fn: Any, title: str, args: tuple[Any, ...], call: Any) -> Any:
+        """Record one call of a vertex; `call()` runs its code instead, operator by operator."""
+        calls = self.calls
+        tokens: list[int] = []
+        flat = True
+        for x in args:
+            if type(x) is LazyArray and x.owner is calls:
+                tokens.append(x.token)
+            elif isinstance(x, NDArray):
+                tokens.append(calls.leaf_token(x))
+            elif isinstance(x, _NUMBERS):
+                tokens.append(calls.data_token(x, mx.current_context()))
+            else:
+                flat = False
+                break
+        structure: Any = len(args)
+        if not flat:
+            tokens = []
+            structure = self._flatten(args, tokens, calls)
+        value_spec, leaf_spec = calls.value_spec, calls.leaf_spec
+        key = (id(identity), structure, tuple([value_spec[t] if t >= 0 else leaf_spec[-1 - t] for t in tokens]),
+               self.recording, self.training)
+        cls = calls.by_key.get(key)
+        if cls is None:
+            cls = self._vertex_class(calls, key, identity, fn, title, args, flat, tokens)
+            if cls is None:
+                return call()
+        return calls.append(cls, tokens)
+
+    def _vertex_class(self, calls, key, identity, fn, title, args, flat, tokens) -> CallClass | None:
+        if key in self._refused:
+            self.alone(self._refused[key])
+            return None
+        known = identity.__dict__.setdefault("_gdb_signatures", {})
+        signature_key = (*key[1:3], self.training)
+        signature = known.get(signature_key)
+        if signature is None:
+            nested = tuple(range(len(args))) if flat else _numbered(args)
+            try:
+                signature = vertex_signature(fn, title, nested, key[2])
+            except (TraceError, ProgramError) as error:
+                self._refused[key] = f"{title} records operator by operator: {str(error).splitlines()[0]}"
+                self.alone(self._refused[key])
+                return None
+            known[signature_key] = signature
+        return calls.new_class(key, signature, self.recording, identity=identity)
+
+    def _flatten(self, nested: Any, tokens: list[int], calls: Calls) -> Any:
+        """Append the tokens of nested arguments; their structure as a hashable value."""
+        if isinstance(nested, (list, tuple)):
+            return (type(nested).__name__, *[self._flatten(part, tokens, calls) for part in nested])
+        if nested is None:
+            return None
+        if isinstance(nested, NDArray):
+            tokens.append(self._token(nested, calls))
+        elif isinstance(nested, _NUMBERS):
+            tokens.append(calls.data_token(nested, mx.current_context()))
+        else:
+            raise TypeError(f"a vertex takes arrays, numbers, and lists of them; got {nested!r}")
+        return 0
+
+
+_LISTS = ("SliceChannel", "_split_v2")          # operators that return a list even of one
+
+
+def _numbered(nested: Any) -> Any:
+    """The same nesting with operand numbers."""
+    count = iter(range(1 << 30))
+
+    def number(part: Any) -> Any:
+        if isinstance(part, (list, tuple)):
+            return type(part)(number(p) for p in part)
+        return None if part is None else next(count)
+
+    return number(nested)

@@ -1,0 +1,143 @@
+"""Signature: what is called, as a program. Made once per operator and attributes, or per block and argument structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cavs_core import (
+    ROW,
+    SHARED,
+    Arg,
+    Builder,
+    ClassPlan,
+    Gather,
+    Leaf,
+    Param,
+    Program,
+    Shared,
+    Spec,
+    TraceError,
+    VertexProgram,
+    lookup,
+    own_outputs,
+    plan_class,
+    respecified,
+    trace,
+)
+from cavs_core.mxnet_compat import mx
+
+from .values import DEVICES, SPECS, spec_number
+
+__all__ = ["Signature", "operator_signature", "vertex_signature"]
+
+
+class Signature:
+    """A program over operands that are all rows, and its variants by what the operands turn out to be.
+
+    Attributes
+    ----------
+    title : what people call it, in reports
+    operand_specs, output_specs : spec numbers
+    regroup : the call's result from the list of its outputs
+    """
+
+    def __init__(self, title: str, program: Program, operand_specs: Sequence[int], context: Any,
+                 regroup: Callable[[list[Any]], Any]):
+        values = list(dict.fromkeys(program.outputs))       # an array that is returned twice is one output
+        places = [values.index(v) for v in program.outputs]
+        builder = Builder(program)
+        program.outputs = own_outputs(builder, values)
+        program.prune()
+        self.title = title
+        self.vertex = VertexProgram(program, len(values))
+        self.operand_specs = tuple(operand_specs)
+        self.output_specs = [spec_number(program.specs[v].shape, program.specs[v].dtype, context)
+                             for v in program.outputs]
+        self.regroup = regroup
+        self.places = places
+        self.single = len(places) == 1 and regroup is _first
+        self.params = [s for s in program.inputs.values() if isinstance(s, Param)]
+        self._plans: dict[Any, ClassPlan] = {}
+
+    def plan(self, kinds: Sequence[str], wanted: Sequence[bool], wanted_params: tuple[bool, ...], recorded: bool,
+             in_one_launch: bool) -> ClassPlan:
+        """The plan of a class whose operand k is shared, a leaf or a recorded value: kinds[k] in "S", "L", "G"."""
+        key = (tuple(kinds), tuple(wanted), wanted_params, recorded, in_one_launch)
+        if key not in self._plans:
+            old = self.vertex.program
+            sources: dict[int, Any] = {}
+            for value, source in old.inputs.items():
+                if isinstance(source, Arg):
+                    kind = kinds[source.index]
+                    spec = old.specs[value]
+                    spec = Spec(spec.shape, spec.dtype, SHARED if kind == "S" else ROW)
+                    sources[value] = (spec, operand_source(source.index, kind))
+            vertex = respecified(self.vertex, sources)
+            asked = [operand_source(k, kind) for k, kind in enumerate(kinds) if wanted[k]]
+            asked += [p for p, want in zip(self.params, wanted_params) if want]
+            self._plans[key] = plan_class(vertex, asked, recorded, in_one_launch)
+        return self._plans[key]
+
+
+def operand_source(index: int, kind: str) -> Any:
+    return Shared(index) if kind == "S" else Leaf(index) if kind == "L" else Gather(index, 0)
+
+
+def _first(outputs: list[Any]) -> Any:
+    return outputs[0]
+
+
+def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], training: bool,
+                       output_is_list: bool) -> Signature:
+    """One operator call as a program; raises ProgramError or UnsupportedOpError where it has none."""
+    op = lookup(name)
+    if "training" in op.attrs:
+        attrs = {**attrs, "training": training}
+    builder = Builder(Program(name=name))
+    inputs = [builder.input(SPECS[s], Arg(k)) for k, s in enumerate(specs)]
+    builder.program.outputs = builder.call(name, inputs, attrs)
+    many = output_is_list or len(builder.program.outputs) > 1
+    return Signature(name, builder.program, specs, DEVICES[specs[0]], list if many else _first)
+
+
+def vertex_signature(fn: Any, title: str, nested: Any, specs: Sequence[int]) -> Signature:
+    """A block or function traced on placeholders; `nested` is the structure of its arguments, with operand numbers."""
+    structure: list[Any] = []
+
+    def traced(F, *args):
+        out = fn(*args)
+        structure.append(out)
+        return out
+
+    arguments = _map_nested(lambda k: None if k is None else SPECS[specs[k]], nested)
+    with DEVICES[specs[0]]:
+        program = trace(traced, *arguments, name=title)
+    count = iter(range(len(program.outputs)))
+    template = _map_nested(lambda x: None if x is None else next(count), structure[0])
+    if not _all_arrays(structure[0]):
+        raise TraceError(f"{title}: returns {structure[0]!r}; a vertex returns arrays, or lists of arrays")
+    regroup = _first if template == 0 else _make_regroup(template)
+    return Signature(title, program, specs, DEVICES[specs[0]], regroup)
+
+
+def _map_nested(fn: Any, nested: Any) -> Any:
+    if isinstance(nested, (list, tuple)):
+        return type(nested)(_map_nested(fn, part) for part in nested)
+    return fn(nested)
+
+
+def _all_arrays(nested: Any) -> bool:
+    if isinstance(nested, (list, tuple)):
+        return all(_all_arrays(part) for part in nested)
+    return nested is None or isinstance(nested, mx.nd.NDArray)
+
+
+def _make_regroup(template: Any) -> Callable[[list[Any]], Any]:
+    """A function that puts outputs into the structure that the block returned."""
+    if template is None:
+        return lambda outputs: None
+    if isinstance(template, int):
+        return lambda outputs: outputs[template]
+    parts, make = [_make_regroup(part) for part in template], type(template)
+    return lambda outputs: make([part(outputs) for part in parts])

@@ -14,7 +14,7 @@ import numpy as np
 
 from .mxnet_compat import mx
 
-__all__ = ["LazyArray", "Listener", "become_array", "listening", "operator_name"]
+__all__ = ["LazyArray", "Listener", "become_array", "current_listener", "listening", "operator_name"]
 
 NDArray = mx.nd.NDArray
 _Base = NDArray.__mro__[1]                      # NDArrayBase: the class that has the slots
@@ -252,6 +252,11 @@ def _uninstall():
     for (owner, name), original in _originals.items():
         setattr(owner, name, original)
     _originals.clear()
+
+
+def current_listener():
+    """Who listens on this thread, if anybody."""
+    return _local.listener
 
 
 def operator_name(handle):

@@ -3,6 +3,7 @@
 from cavs_core import DynBatchError
 
 from .scope import batching, flush
+from .vertex import vertex
 
-__all__ = ["DynBatchError", "batching", "flush"]
+__all__ = ["DynBatchError", "batching", "flush", "vertex"]
 __version__ = "0.1.0"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,10 @@ from .values import DEVICES, SPECS, array_spec, data_spec
 __all__ = ["Calls", "CallClass", "Recorder"]
 
 NDArray = mx.nd.NDArray
-_NUMBERS = (int, float, np.ndarray, np.generic)
+_PLAIN_NUMBERS = (int, float, np.ndarray)
+_DATA = (int, float, np.ndarray, np.generic)
+_owner, _token = LazyArray.owner.fget, LazyArray.token.fget
 _signatures: dict[Any, Signature] = {}          # operators, for the life of the process
-_new_lazy = LazyArray.__new__
 
 
 class CallClass:
@@ -133,6 +136,7 @@ class Recorder(Listener):
         self.scope = scope
         self.calls = Calls(self)
         self.recording, self.training = autograd.is_recording(), autograd.is_training()
+        self.context = mx.current_context()     # of numbers, which have no device of their own
         self._refused: dict[Any, str] = {}      # vertex key -> why it has no program
         self._where: list[str] = []
 
@@ -223,8 +227,8 @@ class Recorder(Listener):
     def on_block(self, block, args, call):
         if block._forward_hooks or block._forward_pre_hooks:
             return call()
-        if isinstance(block, gluon.HybridBlock) and block._active:
-            return self.record_vertex(block, block.forward, f"{type(block).__name__} {block.name}", args, call)
+        if isinstance(block, gluon.HybridBlock) and block._active and self.scope.records_vertices:
+            return self.record_vertex(block, None, type(block).forward, block, args)
         self._where.append(f"{type(block).__name__} {block.name}")
         try:
             return call()
@@ -239,69 +243,82 @@ class Recorder(Listener):
         finally:
             block._active = True
 
-    def record_vertex(self, identity: Any, fn: Any, title: str, args: tuple[Any, ...], call: Any) -> Any:
-        """Record one call of a vertex; `call()` runs its code instead, operator by operator."""
+    def record_vertex(self, identity: Any, part: Any, fn: Any, title: Any, args: tuple[Any, ...]) -> Any:
+        """Record one call of a vertex.
+
+        Parameters
+        ----------
+        identity : the block (or function) that is called
+        part : which of its functions, if it has several
+        fn : its code, as fn(identity, *args)
+        title : its name in reports, or the block that has one
+        args : arrays, numbers, numpy arrays, and lists and tuples of them
+        """
         calls = self.calls
         tokens: list[int] = []
-        flat = True
+        structure: Any = None
         for x in args:
-            if type(x) is LazyArray and x.owner is calls:
-                tokens.append(x.token)
+            if type(x) is LazyArray and _owner(x) is calls:
+                tokens.append(_token(x))
             elif isinstance(x, NDArray):
                 tokens.append(calls.leaf_token(x))
-            elif isinstance(x, _NUMBERS):
-                tokens.append(calls.data_token(x, mx.current_context()))
+            elif type(x) in _PLAIN_NUMBERS:
+                tokens.append(calls.data_token(x, self.context))
             else:
-                flat = False
+                tokens = []
+                try:
+                    structure = self._flatten(args, tokens, calls)
+                except TypeError as error:
+                    return self._by_operators(f"{_title(title)} records operator by operator: {error}",
+                                              identity, fn, args)
                 break
-        structure: Any = len(args)
-        if not flat:
-            tokens = []
-            structure = self._flatten(args, tokens, calls)
         value_spec, leaf_spec = calls.value_spec, calls.leaf_spec
-        key = (id(identity), structure, tuple([value_spec[t] if t >= 0 else leaf_spec[-1 - t] for t in tokens]),
-               self.recording, self.training)
+        key = (id(identity), id(part), structure,
+               tuple([value_spec[t] if t >= 0 else leaf_spec[-1 - t] for t in tokens]), self.recording, self.training)
         cls = calls.by_key.get(key)
         if cls is None:
-            cls = self._vertex_class(calls, key, identity, fn, title, args, flat, tokens)
-            if cls is None:
-                return call()
+            if key in self._refused:
+                return self._by_operators(self._refused[key], identity, fn, args)
+            try:
+                cls = self._vertex_class(key, identity, part, fn, _title(title), args)
+            except (TraceError, ProgramError) as error:
+                self._refused[key] = f"{_title(title)} records operator by operator: {str(error).splitlines()[0]}"
+                return self._by_operators(self._refused[key], identity, fn, args)
         return calls.append(cls, tokens)
 
-    def _vertex_class(self, calls, key, identity, fn, title, args, flat, tokens) -> CallClass | None:
-        if key in self._refused:
-            self.alone(self._refused[key])
-            return None
-        known = identity.__dict__.setdefault("_gdb_signatures", {})
-        signature_key = (*key[1:3], self.training)
-        signature = known.get(signature_key)
-        if signature is None:
-            nested = tuple(range(len(args))) if flat else _numbered(args)
-            try:
-                signature = vertex_signature(fn, title, nested, key[2])
-            except (TraceError, ProgramError) as error:
-                self._refused[key] = f"{title} records operator by operator: {str(error).splitlines()[0]}"
-                self.alone(self._refused[key])
-                return None
-            known[signature_key] = signature
-        return calls.new_class(key, signature, self.recording, identity=identity)
+    def _by_operators(self, reason: str, identity: Any, fn: Any, args: tuple[Any, ...]) -> Any:
+        """Run the code of a vertex that has no program; its operators are recorded one by one."""
+        self.alone(reason)
+        return fn(identity, *args)
+
+    def _vertex_class(self, key: Any, identity: Any, part: Any, fn: Any, title: str, args: Any) -> CallClass:
+        known = _vertex_signatures.setdefault(identity, {})
+        signature_key = (*key[1:4], self.training)
+        if signature_key not in known:
+            known[signature_key] = vertex_signature(functools.partial(fn, identity), title, _numbered(args), key[3])
+        return self.calls.new_class(key, known[signature_key], self.recording, identity=(identity, part))
 
     def _flatten(self, nested: Any, tokens: list[int], calls: Calls) -> Any:
-        """Append the tokens of nested arguments; their structure as a hashable value."""
+        """Append the tokens of nested arguments; their structure, with what is no array, as a hashable value."""
         if isinstance(nested, (list, tuple)):
-            return (type(nested).__name__, *[self._flatten(part, tokens, calls) for part in nested])
-        if nested is None:
-            return None
+            return (type(nested), *[self._flatten(part, tokens, calls) for part in nested])
         if isinstance(nested, NDArray):
             tokens.append(self._token(nested, calls))
-        elif isinstance(nested, _NUMBERS):
-            tokens.append(calls.data_token(nested, mx.current_context()))
+        elif isinstance(nested, _DATA) and not isinstance(nested, bool):
+            tokens.append(calls.data_token(nested, self.context))
+        elif nested is None or isinstance(nested, (bool, str)):
+            return nested, "static"
         else:
-            raise TypeError(f"a vertex takes arrays, numbers, and lists of them; got {nested!r}")
+            raise TypeError(f"an argument is a {type(nested).__name__}; a vertex takes arrays, numbers, and lists of them")
         return 0
 
 
+_vertex_signatures: Any = weakref.WeakKeyDictionary()       # block or function -> its signatures
 _LISTS = ("SliceChannel", "_split_v2")          # operators that return a list even of one
+
+
+def _title(of: Any) -> str:
+    return of if isinstance(of, str) else f"{type(of).__name__} {of.name}"
 
 
 def _numbered(nested: Any) -> Any:
@@ -311,6 +328,6 @@ def _numbered(nested: Any) -> Any:
     def number(part: Any) -> Any:
         if isinstance(part, (list, tuple)):
             return type(part)(number(p) for p in part)
-        return None if part is None else next(count)
+        return part if part is None or isinstance(part, (bool, str)) else next(count)
 
     return number(nested)

@@ -110,7 +110,7 @@ def vertex_signature(fn: Any, title: str, nested: Any, specs: Sequence[int]) -> 
         structure.append(out)
         return out
 
-    arguments = _map_nested(lambda k: None if k is None else SPECS[specs[k]], nested)
+    arguments = _map_nested(lambda k: SPECS[specs[k]] if type(k) is int else k, nested)
     with DEVICES[specs[0]]:
         program = trace(traced, *arguments, name=title)
     count = iter(range(len(program.outputs)))

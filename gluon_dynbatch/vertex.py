@@ -1,0 +1,124 @@
+"""The decorator: mark a HybridBlock, or a function f(F, *arrays), as one vertex of the dynamic graph."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from cavs_core import current_listener
+from cavs_core.mxnet_compat import gluon, mx
+
+from .scope import current_scope
+
+__all__ = ["vertex"]
+
+
+def vertex(target: Any = None, *, name: str | None = None) -> Any:
+    """Mark what is called once per vertex: inside `gdb.batching()` a call of it is recorded as one.
+
+    Works bare and with arguments, on
+
+    - a HybridBlock class: every instance is a vertex;
+    - a HybridBlock instance: this one is;
+    - a method or function ``f(F, *arrays)`` whose first argument is ``mx.nd``: so a plain Block whose `forward` walks a
+      tree marks just the function of one node.
+
+    Arguments are arrays, Python numbers or numpy arrays (taken as data, a number as an array of shape (1,)), and lists
+    and tuples of them of any length. Outside a scope everything behaves as before.
+
+    Parameters
+    ----------
+    name : str, optional
+        What reports call it. Default: the name of the class or function.
+
+    Examples
+    --------
+    >>> @vertex
+    ... class Cell(gluon.HybridBlock):
+    ...     def hybrid_forward(self, F, x, h):
+    ...         return F.tanh(x + h)
+    """
+    if target is None:
+        return functools.partial(vertex, name=name)
+    if isinstance(target, type) and issubclass(target, gluon.HybridBlock):
+        target.__call__ = _make_call(target, name)
+        return target
+    if isinstance(target, gluon.HybridBlock):
+        old = type(target)
+        members = {"__module__": old.__module__, "__qualname__": old.__qualname__, "__doc__": old.__doc__}
+        new = type(old.__name__, (old,), members)
+        new.__call__ = _make_call(new, name)
+        target.__class__ = new
+        return target
+    if isinstance(target, gluon.Block) or (isinstance(target, type) and issubclass(target, gluon.Block)):
+        kind = target if isinstance(target, type) else type(target)
+        raise TypeError(f"@gdb.vertex on {kind.__name__}: it is a plain Block, whose code may differ from call to call. "
+                        "Make it a HybridBlock, or mark the method that computes one node: `@gdb.vertex` on "
+                        "def node(self, F, *arrays).")
+    if callable(target):
+        return _VertexFunction(target, name)
+    raise TypeError(f"@gdb.vertex: expected a HybridBlock or a function f(F, *arrays), got {target!r}")
+
+
+def _recorder() -> Any:
+    """The recorder of this thread, if calls are being recorded and nobody traces."""
+    scope = current_scope()
+    if scope is None or current_listener() is not scope.recorder or not scope.records_vertices:
+        return None
+    return scope.recorder
+
+
+def _make_call(cls: type, name: str | None) -> Any:
+    own = cls.__dict__.get("__call__")
+
+    def plain(self, *args):
+        return own(self, *args) if own is not None else super(cls, self).__call__(*args)
+
+    @functools.wraps(own or gluon.Block.__call__)
+    def __call__(self, *args):
+        recorder = _recorder()
+        if recorder is None or self._forward_hooks or self._forward_pre_hooks:
+            return plain(self, *_wrapped(args))
+        return recorder.record_vertex(self, None, plain, name or self, args)
+
+    return __call__
+
+
+class _VertexFunction:
+    """A function f(F, *arrays), or a method f(self, F, *arrays) of an object."""
+
+    def __init__(self, function: Any, name: str | None):
+        functools.update_wrapper(self, function)
+        self._function, self._name = function, name or function.__qualname__
+
+    def __get__(self, obj: Any, owner: Any = None) -> Any:
+        return self if obj is None else functools.update_wrapper(functools.partial(self._call, obj), self._function)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(None, *args)
+
+    def _call(self, obj: Any, *args: Any) -> Any:
+        given = args if obj is None else (obj, *args)
+        at = 0 if obj is None else 1
+        if len(given) <= at or given[at] is not mx.nd:
+            got = given[at] if len(given) > at else "nothing"
+            raise TypeError(f"{self._name}: the first argument of a vertex function is F = mx.nd, got {got!r}")
+        recorder = _recorder()
+        if recorder is None:
+            return self._function(*given[:at + 1], *_wrapped(given[at + 1:]))
+
+        def plain(_, *arrays):
+            return self._function(*given[:at + 1], *arrays)
+
+        return recorder.record_vertex(self if obj is None else obj, self, plain, self._name, given[at + 1:])
+
+
+def _wrapped(args: Any) -> Any:
+    """Numbers and numpy arrays as arrays, as a recorded call takes them."""
+    if isinstance(args, (list, tuple)):
+        return type(args)(_wrapped(x) for x in args)
+    if isinstance(args, (int, float, np.ndarray, np.generic)) and not isinstance(args, (bool, np.bool_)):
+        return mx.nd.array(np.reshape(args, np.shape(args) or (1,)), dtype="float32")
+    return args

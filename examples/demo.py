@@ -167,7 +167,7 @@ def train(net, loss_of, samples, epochs, title):
     loss.backward()
     mx.nd.waitall()
     losses, start = [], time.perf_counter()
-    with tqdm(total=epochs * len(samples), desc=f"{title:10}", unit=" trees") as bar:
+    with tqdm(total=epochs * len(samples), desc=f"{title:10}", unit=" trees", mininterval=0.5) as bar:
         for _ in range(epochs):
             for batch in batches:
                 with autograd.record():

@@ -1,4 +1,28 @@
 """Child-sum Tree-LSTM (Tai et al., 2015) on dependency trees: generated ones, or the SICK sentence pairs.
+
+    python examples/tree_lstm.py --cpu-small
+
+takes about 15 s. On two cores that were shared with other work it printed:
+
+    2000 generated trees with 24062 vertices; 47% are positive
+    before training: test accuracy 0.534
+    epoch 1: loss 0.5881, test accuracy 0.754, 842 samples/s
+    epoch 2: loss 0.3456, test accuracy 0.840, 875 samples/s
+    epoch 3: loss 0.2134, test accuracy 0.890, 875 samples/s
+    epoch 4: loss 0.1676, test accuracy 0.916, 742 samples/s
+    epoch 5: loss 0.1276, test accuracy 0.920, 594 samples/s
+
+Without --cpu-small (4000 trees, 150 hidden units) it takes about 40 s and ends with
+
+    epoch 5: loss 0.0618, test accuracy 0.950, 598 samples/s
+
+With the SICK data (word vectors start at random), `--sick DIR --epochs 3` takes about 35 s:
+
+    SICK: 4500 pairs to train on, 500 to test on, 2205 words
+    before training: test Pearson's r 0.105
+    epoch 1: loss 1.2872, test Pearson's r 0.648, 529 samples/s
+    epoch 2: loss 1.0722, test Pearson's r 0.733, 459 samples/s
+    epoch 3: loss 0.9338, test Pearson's r 0.751, 440 samples/s
 """
 
 import argparse
@@ -166,7 +190,7 @@ def fit(blocks, samples, loss_of, measure, args):
     print(f"before training: test {measure()}", flush=True)
     for epoch in range(args.epochs):
         order, total, start = shuffle.permutation(len(samples)), 0.0, time.perf_counter()
-        with tqdm(total=len(samples), desc=f"epoch {epoch + 1}", unit=" samples", leave=False) as bar:
+        with tqdm(total=len(samples), desc=f"epoch {epoch + 1}", unit=" samples", leave=False, mininterval=0.5) as bar:
             for k in range(0, len(samples), args.batch_size):
                 batch = [samples[i] for i in order[k:k + args.batch_size]]
                 with autograd.record():

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import LazyArray, Listener, ProgramError, TraceError, is_view_operator, listening, supports
+from cavs_core import LazyArray, Listener, ProgramError, TraceError, is_view_operator, listening, new_lazy, supports
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 from .flush import Flushed, run_calls
@@ -19,7 +19,6 @@ from .values import DEVICES, SPECS, array_spec, data_spec
 __all__ = ["Calls", "CallClass", "Recorder"]
 
 NDArray = mx.nd.NDArray
-_PLAIN_NUMBERS = (int, float, np.ndarray)
 _DATA = (int, float, np.ndarray, np.generic)
 _owner, _token = LazyArray.owner.fget, LazyArray.token.fget
 _signatures: dict[Any, Signature] = {}          # operators, for the life of the process
@@ -115,12 +114,11 @@ class Calls:
         self.call_class.append(cls.number)
         self.operands += tokens
         specs = self.value_spec
-        first = len(specs)
+        token = len(specs)
         specs += signature.output_specs
         if signature.single:
-            return LazyArray(self, first)
-        arrays = [LazyArray(self, first + k) for k in range(len(signature.output_specs))]
-        return signature.regroup([arrays[k] for k in signature.places])
+            return new_lazy(self, token)
+        return signature.regroup([new_lazy(self, token + k) for k in signature.distinct])
 
     def new_class(self, key: Any, signature: Signature, recorded: bool, where: str = "",
                   identity: Any = None) -> CallClass:
@@ -134,9 +132,11 @@ class Recorder(Listener):
 
     def __init__(self, scope: Any):
         self.scope = scope
+        self.records_vertices = True            # False: blocks record operator by operator
         self.calls = Calls(self)
         self.recording, self.training = autograd.is_recording(), autograd.is_training()
         self.context = mx.current_context()     # of numbers, which have no device of their own
+        self.number_spec = data_spec(0.0, self.context)
         self._refused: dict[Any, str] = {}      # vertex key -> why it has no program
         self._where: list[str] = []
 
@@ -227,7 +227,7 @@ class Recorder(Listener):
     def on_block(self, block, args, call):
         if block._forward_hooks or block._forward_pre_hooks:
             return call()
-        if isinstance(block, gluon.HybridBlock) and block._active and self.scope.records_vertices:
+        if isinstance(block, gluon.HybridBlock) and block._active and self.records_vertices:
             return self.record_vertex(block, None, type(block).forward, block, args)
         self._where.append(f"{type(block).__name__} {block.name}")
         try:
@@ -256,25 +256,12 @@ class Recorder(Listener):
         """
         calls = self.calls
         tokens: list[int] = []
-        structure: Any = None
-        for x in args:
-            if type(x) is LazyArray and _owner(x) is calls:
-                tokens.append(_token(x))
-            elif isinstance(x, NDArray):
-                tokens.append(calls.leaf_token(x))
-            elif type(x) in _PLAIN_NUMBERS:
-                tokens.append(calls.data_token(x, self.context))
-            else:
-                tokens = []
-                try:
-                    structure = self._flatten(args, tokens, calls)
-                except TypeError as error:
-                    return self._by_operators(f"{_title(title)} records operator by operator: {error}",
-                                              identity, fn, args)
-                break
-        value_spec, leaf_spec = calls.value_spec, calls.leaf_spec
-        key = (id(identity), id(part), structure,
-               tuple([value_spec[t] if t >= 0 else leaf_spec[-1 - t] for t in tokens]), self.recording, self.training)
+        specs: list[Any] = []
+        try:
+            self._collect(args, calls, tokens, specs)
+        except TypeError as error:
+            return self._by_operators(f"{_title(title)} records operator by operator: {error}", identity, fn, args)
+        key = (id(identity), id(part), tuple(specs), self.recording, self.training)
         cls = calls.by_key.get(key)
         if cls is None:
             if key in self._refused:
@@ -286,6 +273,34 @@ class Recorder(Listener):
                 return self._by_operators(self._refused[key], identity, fn, args)
         return calls.append(cls, tokens)
 
+    def _collect(self, args: Any, calls: Calls, tokens: list[int], specs: list[Any]) -> None:
+        """Append the tokens of (nested) arguments, and to `specs` what makes the signature: specs and nesting."""
+        for x in args:
+            kind = type(x)
+            if kind is LazyArray and _owner(x) is calls:
+                token = _token(x)
+                tokens.append(token)
+                specs.append(calls.value_spec[token])
+            elif kind is int or kind is float:
+                calls.leaves.append(x)
+                calls.leaf_spec.append(self.number_spec)
+                tokens.append(-len(calls.leaves))
+                specs.append(self.number_spec)
+            elif kind is list or kind is tuple:
+                specs.append((kind, len(x)))
+                self._collect(x, calls, tokens, specs)
+            elif isinstance(x, NDArray):
+                token = calls.leaf_token(x)
+                tokens.append(token)
+                specs.append(calls.leaf_spec[-1 - token])
+            elif x is None or isinstance(x, (bool, str)):
+                specs.append((x, "static"))
+            elif isinstance(x, _DATA):
+                tokens.append(calls.data_token(x, self.context))
+                specs.append(calls.leaf_spec[-1])
+            else:
+                raise TypeError(f"an argument is a {kind.__name__}; a vertex takes arrays, numbers, and lists of them")
+
     def _by_operators(self, reason: str, identity: Any, fn: Any, args: tuple[Any, ...]) -> Any:
         """Run the code of a vertex that has no program; its operators are recorded one by one."""
         self.alone(reason)
@@ -293,24 +308,11 @@ class Recorder(Listener):
 
     def _vertex_class(self, key: Any, identity: Any, part: Any, fn: Any, title: str, args: Any) -> CallClass:
         known = _vertex_signatures.setdefault(identity, {})
-        signature_key = (*key[1:4], self.training)
+        signature_key = (*key[1:3], self.training)
         if signature_key not in known:
-            known[signature_key] = vertex_signature(functools.partial(fn, identity), title, _numbered(args), key[3])
+            specs = [s for s in key[2] if type(s) is int]
+            known[signature_key] = vertex_signature(functools.partial(fn, identity), title, _numbered(args), specs)
         return self.calls.new_class(key, known[signature_key], self.recording, identity=(identity, part))
-
-    def _flatten(self, nested: Any, tokens: list[int], calls: Calls) -> Any:
-        """Append the tokens of nested arguments; their structure, with what is no array, as a hashable value."""
-        if isinstance(nested, (list, tuple)):
-            return (type(nested), *[self._flatten(part, tokens, calls) for part in nested])
-        if isinstance(nested, NDArray):
-            tokens.append(self._token(nested, calls))
-        elif isinstance(nested, _DATA) and not isinstance(nested, bool):
-            tokens.append(calls.data_token(nested, self.context))
-        elif nested is None or isinstance(nested, (bool, str)):
-            return nested, "static"
-        else:
-            raise TypeError(f"an argument is a {type(nested).__name__}; a vertex takes arrays, numbers, and lists of them")
-        return 0
 
 
 _vertex_signatures: Any = weakref.WeakKeyDictionary()       # block or function -> its signatures

@@ -53,8 +53,6 @@ class Stats:
 class Scope:
     """One `with gdb.batching()` block."""
 
-    records_vertices = True
-
     def __init__(self) -> None:
         self.stats = Stats()
         self.recorder = Recorder(self)

@@ -39,11 +39,10 @@ class Signature:
     ----------
     title : what people call it, in reports
     operand_specs, output_specs : spec numbers
-    regroup : the call's result from the list of its outputs
+    regroup : the call's result from the list of its distinct outputs
     """
 
-    def __init__(self, title: str, program: Program, operand_specs: Sequence[int], context: Any,
-                 regroup: Callable[[list[Any]], Any]):
+    def __init__(self, title: str, program: Program, operand_specs: Sequence[int], context: Any, template: Any):
         values = list(dict.fromkeys(program.outputs))       # an array that is returned twice is one output
         places = [values.index(v) for v in program.outputs]
         builder = Builder(program)
@@ -54,9 +53,9 @@ class Signature:
         self.operand_specs = tuple(operand_specs)
         self.output_specs = [spec_number(program.specs[v].shape, program.specs[v].dtype, context)
                              for v in program.outputs]
-        self.regroup = regroup
-        self.places = places
-        self.single = len(places) == 1 and regroup is _first
+        self.distinct = range(len(values))
+        self.single = len(values) == 1 and template == 0
+        self.regroup = _make_regroup(_map_nested(lambda k: k if k is None else places[k], template))
         self.params = [s for s in program.inputs.values() if isinstance(s, Param)]
         self._plans: dict[Any, ClassPlan] = {}
 
@@ -84,10 +83,6 @@ def operand_source(index: int, kind: str) -> Any:
     return Shared(index) if kind == "S" else Leaf(index) if kind == "L" else Gather(index, 0)
 
 
-def _first(outputs: list[Any]) -> Any:
-    return outputs[0]
-
-
 def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], training: bool,
                        output_is_list: bool) -> Signature:
     """One operator call as a program; raises ProgramError or UnsupportedOpError where it has none."""
@@ -97,8 +92,9 @@ def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], t
     builder = Builder(Program(name=name))
     inputs = [builder.input(SPECS[s], Arg(k)) for k, s in enumerate(specs)]
     builder.program.outputs = builder.call(name, inputs, attrs)
-    many = output_is_list or len(builder.program.outputs) > 1
-    return Signature(name, builder.program, specs, DEVICES[specs[0]], list if many else _first)
+    count = len(builder.program.outputs)
+    return Signature(name, builder.program, specs, DEVICES[specs[0]],
+                     list(range(count)) if output_is_list or count > 1 else 0)
 
 
 def vertex_signature(fn: Any, title: str, nested: Any, specs: Sequence[int]) -> Signature:
@@ -117,8 +113,7 @@ def vertex_signature(fn: Any, title: str, nested: Any, specs: Sequence[int]) -> 
     template = _map_nested(lambda x: None if x is None else next(count), structure[0])
     if not _all_arrays(structure[0]):
         raise TraceError(f"{title}: returns {structure[0]!r}; a vertex returns arrays, or lists of arrays")
-    regroup = _first if template == 0 else _make_regroup(template)
-    return Signature(title, program, specs, DEVICES[specs[0]], regroup)
+    return Signature(title, program, specs, DEVICES[specs[0]], template)
 
 
 def _map_nested(fn: Any, nested: Any) -> Any:
@@ -135,9 +130,11 @@ def _all_arrays(nested: Any) -> bool:
 
 def _make_regroup(template: Any) -> Callable[[list[Any]], Any]:
     """A function that puts outputs into the structure that the block returned."""
-    if template is None:
-        return lambda outputs: None
-    if isinstance(template, int):
-        return lambda outputs: outputs[template]
-    parts, make = [_make_regroup(part) for part in template], type(template)
-    return lambda outputs: make([part(outputs) for part in parts])
+    def code(part: Any) -> str:
+        if isinstance(part, tuple):
+            return f"({''.join(code(p) + ', ' for p in part)})"
+        if isinstance(part, list):
+            return f"[{', '.join(code(p) for p in part)}]"
+        return "None" if part is None else f"o[{part}]"
+
+    return eval(f"lambda o: {code(template)}")      # one expression: every call of the vertex goes through it

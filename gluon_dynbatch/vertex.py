@@ -10,7 +10,7 @@ import numpy as np
 from cavs_core import current_listener
 from cavs_core.mxnet_compat import gluon, mx
 
-from .scope import current_scope
+from .recorder import Recorder
 
 __all__ = ["vertex"]
 
@@ -64,10 +64,8 @@ def vertex(target: Any = None, *, name: str | None = None) -> Any:
 
 def _recorder() -> Any:
     """The recorder of this thread, if calls are being recorded and nobody traces."""
-    scope = current_scope()
-    if scope is None or current_listener() is not scope.recorder or not scope.records_vertices:
-        return None
-    return scope.recorder
+    listener = current_listener()
+    return listener if type(listener) is Recorder and listener.records_vertices else None
 
 
 def _make_call(cls: type, name: str | None) -> Any:

@@ -114,9 +114,9 @@ class FullyConnected(Composite):
         if b.shape(weight) != (a["num_hidden"], units):
             raise ProgramError(f"FullyConnected: weight {b.shape(weight)} does not fit input {shape}; "
                                f"expected {(a['num_hidden'], units)}")
-        if (bias is None) != a["no_bias"] or (bias is not None and b.shape(bias) != (a["num_hidden"],)):
-            raise ProgramError(f"FullyConnected: no_bias={a['no_bias']} with bias {None if bias is None else b.shape(bias)}; "
-                               f"without no_bias it has shape {(a['num_hidden'],)}")
+        have, want = (None if bias is None else b.shape(bias)), (None if a["no_bias"] else (a["num_hidden"],))
+        if have != want:
+            raise ProgramError(f"FullyConnected: no_bias={a['no_bias']} with bias {have}; expected {want}")
         y = b.emit("matmul", b.reshape(x, (int(np.prod(outer)), units)), weight, transpose_b=True)
         if bias is not None:
             y = b.add(y, b.reshape(bias, (1, a["num_hidden"])))

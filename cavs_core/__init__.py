@@ -21,7 +21,7 @@ from .face import RunOutput, RunStats, run
 from .graph import InputGraph
 from .layout import ClassLayout, Frame, Layout, Place, Read, RowIndex, plan_messages
 from .lazy import LazyArray, Listener, become_array, current_listener, listening, new_lazy
-from .ops import Builder, is_view_operator, lookup, supports
+from .ops import Builder, lookup, supports
 from .plan import ClassPlan, VertexProgram, own_outputs, plan_class, respecified
 from .program import ROW, SHARED, Arg, Const, Gather, Leaf, Param, Program, Shared, Spec
 from .tape import TapeBridge, needs_gradient
@@ -36,7 +36,7 @@ __all__ = [
 __all__ += [
     "ROW", "SHARED", "Arg", "Builder", "ClassLayout", "ClassPlan", "Const", "Frame", "Gather", "Layout", "LazyArray",
     "Leaf", "Listener", "MXNetBackend", "Param", "Place", "Read", "RowIndex", "Run", "Shared", "TapeBridge",
-    "VertexProgram", "become_array", "current_listener", "is_view_operator", "listening", "lookup", "needs_gradient", "new_lazy", "own_outputs",
+    "VertexProgram", "become_array", "current_listener", "listening", "lookup", "needs_gradient", "new_lazy", "own_outputs",
     "plan_class", "plan_messages", "respecified", "supports",
 ]
 __version__ = "0.1.0"

@@ -36,7 +36,7 @@ class LazyArray(NDArray, metaclass=_LazyType):
     """An NDArray without a value yet. Shape, dtype and context answer at once; the owner supplies the rest.
 
     The owner offers `spec_of(token) -> (shape, dtype)`, `context_of(token)`, `value_of(array) -> handle` for whoever
-    needs the value, and `released(token)`.
+    needs the value, `note_view(view, base, make)`, and `released(token)`.
     """
 
     __slots__ = ()      # the two slots of NDArray's base hold owner and token until the value exists
@@ -89,12 +89,19 @@ class LazyArray(NDArray, metaclass=_LazyType):
         return mx.nd.identity(self)
 
     def detach(self):
-        return mx.nd.BlockGrad(self)
+        return self._view(mx.nd.BlockGrad(self), lambda array: array.detach())
 
     def reshape(self, *shape, **kwargs):
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
             shape = tuple(shape[0])
-        return mx.nd.reshape(self, **{"shape": shape, **kwargs})
+        arguments = {"shape": shape, **kwargs}
+        return self._view(mx.nd.reshape(self, **arguments), lambda array: array.reshape(**arguments))
+
+    def _view(self, made, make):
+        """Tell the owner that MXNet would give a view of this array here: `make(array)` would make it."""
+        if isinstance(made, LazyArray):
+            self.owner.note_view(made, self, make)
+        return made
 
     def __getitem__(self, key):
         """Basic indexing as operators: a slice, then a reshape for dropped and new axes."""
@@ -105,7 +112,9 @@ class LazyArray(NDArray, metaclass=_LazyType):
         part = self
         if (begin, end) != ((0,) * self.ndim, self.shape) or set(step) != {1}:
             part = mx.nd.slice(self, begin=begin, end=end, step=step)
-        return part if part.shape == shape and part is not self else part.reshape(shape)
+        if part.shape != shape or part is self:
+            part = mx.nd.reshape(part, shape=shape)
+        return self._view(part, lambda array: array[key])
 
     def __iter__(self):
         return (self[i] for i in range(self.shape[0]))

@@ -12,7 +12,7 @@ import numpy as np
 from .errors import ProgramError, TraceError
 from .lazy import LazyArray, Listener, listening
 from .mxnet_compat import autograd, gluon, mx
-from .ops import TABLE, Builder, is_view_operator
+from .ops import TABLE, Builder
 from .program import ROW, SHARED, Arg, Const, Param, Program, Spec
 from .tape import needs_gradient
 
@@ -68,6 +68,9 @@ class Tracer(Listener):
             f"{self.name}: the code asks for the value of an array (asnumpy, asscalar, bool, x[:] = ...) while it is "
             "traced; a vertex function is static. Take the decision outside, or use F.where.")
 
+    def note_view(self, view: LazyArray, base: LazyArray, make: Any) -> None:
+        self._views.update((view.token, base.token))
+
     def released(self, value: int) -> None:
         pass
 
@@ -111,8 +114,6 @@ class Tracer(Listener):
             attrs = {**attrs, "training": autograd.is_training()}
         self.builder.origin = self._where()
         values = self.builder.call(name, [self.value_for(x, name) for x in arrays], attrs)
-        if is_view_operator(name):
-            self._views.update((*values, self.value_for(arrays[0], name)))
         if out is not None:
             return self._rebound(name, out, values)
         made = [self.array(v) for v in values]

@@ -6,11 +6,11 @@ takes about 5 s. On two cores that were shared with other work it printed:
 
     Tree-FC, 32 leaves a tree, 64 hidden units; forward and backward, best of 5
                           trees/s    ratio   levels   launches forward   backward
-    plain Gluon loop         42.3      1.0
-    batched,  1 a run       128.2      3.0        6                 10         17
-    batched,  4 a run       469.9     11.1        6                 10         18
-    batched, 16 a run      1451.7     34.3        6                 10         18
-    batched, 64 a run      3027.3     71.5        6                 10         18
+    plain Gluon loop         65.2      1.0
+    batched,  1 a run       128.0      2.0        6                 10         17
+    batched,  4 a run       550.7      8.4        6                 10         18
+    batched, 16 a run      2001.1     30.7        6                 10         18
+    batched, 64 a run      4322.0     66.3        6                 10         18
     values and gradients of all runs equal those of the plain loop
 
 Without --cpu-small (the size of the papers: 256 leaves, 512 hidden units) it takes about 25 s; a tree is then so large

@@ -9,18 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import LazyArray, Listener, ProgramError, TraceError, is_view_operator, listening, new_lazy, supports
+from cavs_core import LazyArray, Listener, ProgramError, TraceError, listening, new_lazy, supports
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 from .flush import Flushed, run_calls
 from .signature import Signature, operator_signature, vertex_signature
-from .values import DEVICES, SPECS, array_spec, data_spec
+from .values import DEVICES, SPECS, array_spec, data_spec, memory_of
 
 __all__ = ["Calls", "CallClass", "Recorder"]
 
 NDArray = mx.nd.NDArray
 _DATA = (int, float, np.ndarray, np.generic)
 _owner, _token = LazyArray.owner.fget, LazyArray.token.fget
+BaseSparseNDArray = mx.nd.sparse.BaseSparseNDArray
+RETRY = object()
 _signatures: dict[Any, Signature] = {}          # operators, for the life of the process
 
 
@@ -47,6 +49,7 @@ class Calls:
         self.leaves: list[Any] = []             # arrays and numbers
         self.leaf_spec: list[int] = []
         self.leaf_tokens: dict[int, int] = {}
+        self.leaf_memory: list[tuple[int, int]] = []
         self.views: dict[int, tuple[int, Any]] = {}         # value -> (the value it is a view of, how to make it)
         self.viewed: set[int] = set()
         self.dropped: list[int] = []
@@ -102,6 +105,18 @@ class Calls:
             token = self.leaf_tokens[id(array)] = -len(self.leaves)
         return token
 
+    def note_view(self, view: LazyArray, base: LazyArray, make: Any) -> None:
+        if view.owner is self and base.owner is self:
+            self.views[view.token] = (base.token, make)
+            self.viewed.add(base.token)
+
+    def reads_memory_of(self, array: Any) -> bool:
+        """Whether an array overlaps one that recorded calls read: itself, a view of it, or what it is a view of."""
+        for leaf in self.leaves[len(self.leaf_memory):]:
+            self.leaf_memory.append(memory_of(leaf) if isinstance(leaf, NDArray) else (0, 0))
+        start, stop = memory_of(array)
+        return any(start < leaf_stop and leaf_start < stop for leaf_start, leaf_stop in self.leaf_memory)
+
     def data_token(self, value: Any, context: Any) -> int:
         """The token of a Python number or numpy array."""
         self.leaves.append(value)
@@ -109,13 +124,16 @@ class Calls:
         return -len(self.leaves)
 
     def append(self, cls: CallClass, tokens: list[int]) -> Any:
-        """Record one call; its result."""
+        """Record one call; its result, or RETRY if the calls were flushed from another thread meanwhile."""
         signature = cls.signature
-        self.call_class.append(cls.number)
-        self.operands += tokens
-        specs = self.value_spec
-        token = len(specs)
-        specs += signature.output_specs
+        with self.lock:
+            if self.flushed is not None or self.failure is not None:
+                return RETRY
+            self.call_class.append(cls.number)
+            self.operands += tokens
+            specs = self.value_spec
+            token = len(specs)
+            specs += signature.output_specs
         if signature.single:
             return new_lazy(self, token)
         return signature.regroup([new_lazy(self, token + k) for k in signature.distinct])
@@ -137,6 +155,7 @@ class Recorder(Listener):
         self.recording, self.training = autograd.is_recording(), autograd.is_training()
         self.context = mx.current_context()     # of numbers, which have no device of their own
         self.number_spec = data_spec(0.0, self.context)
+        self._sparse_grads: dict[int, Any] = {}     # arrays of parameters whose gradient is row_sparse
         self._refused: dict[Any, str] = {}      # vertex key -> why it has no program
         self._where: list[str] = []
 
@@ -156,8 +175,9 @@ class Recorder(Listener):
             return self._on_write(name, arrays, attrs, out, call)
         if not arrays:
             return call()                       # makes an array from nothing: a leaf
-        if not supports(name):
-            self.alone(f"operator {name} is not in the op table")
+        reason = self._why_alone(name, arrays)
+        if reason:
+            self.alone(reason)
             return call()
         calls = self.calls
         tokens = [self._token(x, calls) for x in arrays]
@@ -165,9 +185,21 @@ class Recorder(Listener):
         if cls is None:
             return call()
         result = calls.append(cls, tokens)
-        if is_view_operator(name) and tokens[0] >= 0:
-            self._note_view(calls, result, tokens[0], name, attrs)
-        return result
+        return self.on_operator(name, arrays, attrs, out, call) if result is RETRY else result
+
+    def _why_alone(self, name: str, arrays: Any) -> str:
+        """Why an operator call cannot be batched, if so."""
+        if not supports(name):
+            return f"operator {name} is not in the op table"
+        for x in arrays:
+            if type(x) is not LazyArray and (isinstance(x, BaseSparseNDArray) or id(x) in self._sparse_grads):
+                return f"operator {name}: an operand or its gradient is sparse"
+        return ""
+
+    def on_parameter(self, parameter, array):
+        if parameter._grad_stype != "default":
+            self._sparse_grads[id(array)] = array
+        return array
 
     def _token(self, x: Any, calls: Calls) -> int:
         if type(x) is LazyArray and x.owner is calls:
@@ -200,27 +232,28 @@ class Recorder(Listener):
     def _on_write(self, name, arrays, attrs, out, call):
         """An operator that writes into an array that exists: x += y only gives x a new value, all else runs now."""
         calls = self.calls
-        if (type(out) is LazyArray and out.owner is calls and arrays and supports(name)
+        if (type(out) is LazyArray and out.owner is calls and arrays and not self._why_alone(name, arrays)
                 and out.token not in calls.views and out.token not in calls.viewed):
             tokens = [self._token(x, calls) for x in arrays]
             cls = self._operator_class(calls, name, attrs, tokens)
             if cls is not None and cls.signature.output_specs == [calls.value_spec[out.token]]:
                 new = calls.append(cls, tokens)
-                token, old = new.token, out.token
-                new.rebind(old)                 # the temporary dies with the old value
-                out.rebind(token)
-                return out
-        self.before_write(out)
+                if new is not RETRY:
+                    token = new.token
+                    new.rebind(out.token)       # the temporary dies with the old value
+                    out.rebind(token)
+                    return out
+        for target in out if isinstance(out, (list, tuple)) else (out,):
+            self.before_write(target)
         return call()
 
     def before_write(self, target: Any) -> None:
-        """A write must not change what recorded calls still have to read."""
-        self.calls.flush("an array was written in place")
-
-    def _note_view(self, calls: Calls, result: Any, base: int, name: str, attrs: dict[str, Any]) -> None:
-        arguments = dict(attrs)
-        calls.views[result.token] = (base, lambda array: getattr(mx.nd, name)(array, **arguments))
-        calls.viewed.add(base)
+        """Run what still has to read an array that is about to be written."""
+        calls = self.calls
+        if isinstance(target, LazyArray):
+            target.wait_to_read()
+        elif calls.call_class and calls.reads_memory_of(target):
+            calls.flush("an array was written that recorded calls read")
 
     # ---- blocks ------------------------------------------------------------------------------
 
@@ -271,7 +304,8 @@ class Recorder(Listener):
             except (TraceError, ProgramError) as error:
                 self._refused[key] = f"{_title(title)} records operator by operator: {str(error).splitlines()[0]}"
                 return self._by_operators(self._refused[key], identity, fn, args)
-        return calls.append(cls, tokens)
+        result = calls.append(cls, tokens)
+        return self.record_vertex(identity, part, fn, title, args) if result is RETRY else result
 
     def _collect(self, args: Any, calls: Calls, tokens: list[int], specs: list[Any]) -> None:
         """Append the tokens of (nested) arguments, and to `specs` what makes the signature: specs and nesting."""
@@ -311,7 +345,11 @@ class Recorder(Listener):
         signature_key = (*key[1:3], self.training)
         if signature_key not in known:
             specs = [s for s in key[2] if type(s) is int]
-            known[signature_key] = vertex_signature(functools.partial(fn, identity), title, _numbered(args), specs)
+            signature = vertex_signature(functools.partial(fn, identity), title, _numbered(args), specs)
+            sparse = [p.name for p in signature.params if p.parameter._grad_stype != "default"]
+            if sparse and self.recording:
+                raise ProgramError(f"the gradient of {sparse[0]} is row_sparse")
+            known[signature_key] = signature
         return self.calls.new_class(key, known[signature_key], self.recording, identity=(identity, part))
 
 

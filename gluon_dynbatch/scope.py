@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 from cavs_core import listening
-from cavs_core.mxnet_compat import autograd
+from cavs_core.mxnet_compat import autograd, mx
 
 from .recorder import Recorder
 
@@ -84,7 +85,7 @@ def batching():
     collecting = gc.isenabled()
     gc.disable()                                # the collector would walk every recorded call, again and again
     try:
-        with listening(scope.recorder), _watching_autograd(scope.recorder):
+        with listening(scope.recorder), _watching(scope.recorder):
             yield scope
             if scope.recorder.calls.call_class:
                 scope.recorder.calls.flush("the scope ended")
@@ -97,21 +98,22 @@ def batching():
             gc.enable()
 
 
-# ---- the state of autograd, without asking MXNet at every call -------------------------------
+# ---- hooks of a scope, beside those of the listener -------------------------------------------
 
 _watchers = 0
 _watch_lock = threading.Lock()
-_originals: dict[str, Any] = {}
+_originals: dict[tuple[Any, str], Any] = {}
+_WRITING = ("pull", "pushpull", "row_sparse_pull", "broadcast")     # methods of a KVStore that write their `out`
 
 
 @contextlib.contextmanager
-def _watching_autograd(recorder: Recorder):
-    """Tell the recorder of this thread when recording or training is switched."""
+def _watching(recorder: Recorder):
+    """Tell the recorder of this thread when autograd's state is switched, and before arrays are written past the
+    operators."""
     global _watchers
     with _watch_lock:
         if _watchers == 0:
-            _originals.update(set_recording=autograd.set_recording, set_training=autograd.set_training)
-            autograd.set_recording, autograd.set_training = _make_setter("recording"), _make_setter("training")
+            _install()
         _watchers += 1
     recorder.recording, recorder.training = autograd.is_recording(), autograd.is_training()
     try:
@@ -120,17 +122,42 @@ def _watching_autograd(recorder: Recorder):
         with _watch_lock:
             _watchers -= 1
             if _watchers == 0:
-                autograd.set_recording, autograd.set_training = _originals["set_recording"], _originals["set_training"]
+                for (owner, name), original in _originals.items():
+                    setattr(owner, name, original)
+                _originals.clear()
 
 
-def _make_setter(what: str):
-    original = _originals["set_" + what]
+def _install() -> None:
+    def replace(owner: Any, name: str, make: Any) -> None:
+        if name in vars(owner):
+            _originals[owner, name] = vars(owner)[name]
+            setattr(owner, name, functools.wraps(vars(owner)[name])(make(vars(owner)[name])))
 
-    def setter(state):
-        if _local.scope is not None:
-            setattr(_local.scope.recorder, what, bool(state))
-        return original(state)
+    def setter(what: str) -> Any:
+        def make(original: Any) -> Any:
+            def switch(state):
+                if _local.scope is not None:
+                    setattr(_local.scope.recorder, what, bool(state))
+                return original(state)
+            return switch
+        return make
 
-    return setter
+    def copying(original: Any) -> Any:
+        def copy_from(self, source):
+            if _local.scope is not None:
+                _local.scope.recorder.before_write(self)
+            return original(self, source)
+        return copy_from
 
+    def storing(original: Any) -> Any:
+        def store(self, *args, **kwargs):
+            if _local.scope is not None:
+                _local.scope.flush()
+            return original(self, *args, **kwargs)
+        return store
 
+    replace(autograd, "set_recording", setter("recording"))
+    replace(autograd, "set_training", setter("training"))
+    replace(mx.nd.NDArray, "_sync_copyfrom", copying)
+    for name in _WRITING:
+        replace(mx.kvstore.KVStore, name, storing)

@@ -10,7 +10,7 @@ import numpy as np
 from cavs_core import Spec
 from cavs_core.mxnet_compat import mx
 
-__all__ = ["SPECS", "DEVICES", "spec_number", "array_spec", "data_spec"]
+__all__ = ["SPECS", "DEVICES", "spec_number", "array_spec", "data_spec", "memory_of"]
 
 _LIB = mx.base._LIB
 SPECS: list[Spec] = []              # number -> shape and dtype
@@ -53,6 +53,14 @@ def array_spec(array) -> int:
                 or _get_context(handle, _by_ref[3], _by_ref[4]):
             raise mx.base.get_last_ffi_error()
         return _number((tuple(_sizes[:_ndim.value]), _DTYPES[_dtype.value], _kind.value, _device.value))
+
+
+def memory_of(array) -> tuple[int, int]:
+    """Where an array's memory begins and ends."""
+    pointer = ctypes.c_void_p()
+    mx.base.check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    start = pointer.value or 0
+    return start, start + array.size * np.dtype(array.dtype).itemsize
 
 
 def data_spec(value, context) -> int:

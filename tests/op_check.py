@@ -30,9 +30,10 @@ def check_op(fn, *args, shared=(), fixed=(), grad=True, train_mode=True, tol=Non
     """
     program = trace_rows(fn, *args, shared=shared, train_mode=train_mode)
     heads, want, want_grads = _loop(fn, args, shared, fixed, grad, train_mode)
+    inferred = [(program.specs[v].shape, program.specs[v].dtype) for v in program.outputs]
+    assert inferred == [(y.shape[1:], y.dtype.name) for y in want], f"the shape rule says {inferred}"
     for body in bodies:
         outputs, grads = run_rows(body, program, args, heads if grad else None, fixed)
-        assert len(outputs) == len(want), f"{body} body: {len(outputs)} outputs instead of {len(want)}"
         for k, (got, expected) in enumerate(zip(outputs, want)):
             _assert_same(got, expected, tol, f"{body} body, output {k}")
         for i, got in grads.items():

@@ -37,7 +37,7 @@ def test_demo():
 def test_tree_fc():
     printed = run_example("tree_fc.py", "--hidden", 8, "--depth", 3, "--repeats", 1).stdout
     assert "Tree-FC, 8 leaves a tree, 8 hidden units" in printed
-    counts = re.findall(r"batched, +(\d+) trees +[\d.]+ +[\d.]+ +(\d+) +\d+ +\d+", printed)
+    counts = re.findall(r"batched, +(\d+) a run +[\d.]+ +[\d.]+ +(\d+) +\d+ +\d+", printed)
     assert counts == [("1", "4"), ("4", "4"), ("16", "4"), ("64", "4")]         # levels do not grow with the batch
     assert "values and gradients of all runs equal those of the plain loop" in printed
 

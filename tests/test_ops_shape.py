@@ -230,7 +230,7 @@ def test_broadcast_like_along_axes(data):
 def test_tile(data):
     case = Case(data)
     case.operand(case.shape(1, 3))
-    reps = case.pick(case.shape(1, 2), (2, 1, *case.shape(1, 1)), case.integer(1, 3))      # along three axes MXNet fails
+    reps = case.pick(case.shape(1, 2), (2, 1, *case.shape(1, 1)), case.integer(1, 3))   # along three axes MXNet fails
     case.check(case.pick(lambda F, x: F.tile(x, reps=reps), lambda F, x: x.tile(reps)))
 
 

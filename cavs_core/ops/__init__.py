@@ -4,16 +4,9 @@ from . import activation, children, elementwise, index, linear, normalise, parts
 from .base import TABLE, Builder, Composite, Op, lookup, register
 from .children import SEGMENTED
 
-__all__ = ["TABLE", "Builder", "Composite", "Op", "is_view_operator", "lookup", "register", "supports", "SEGMENTED"]
-
-_VIEWS = ("Reshape", "slice", "BlockGrad")      # as methods of an NDArray these share memory with their operand
+__all__ = ["TABLE", "Builder", "Composite", "Op", "lookup", "register", "supports", "SEGMENTED"]
 
 
 def supports(name: str) -> bool:
     """Whether the table has an entry for an operator."""
     return name in TABLE
-
-
-def is_view_operator(name: str) -> bool:
-    """Whether the result may share memory with the operand."""
-    return name in _VIEWS

@@ -50,7 +50,8 @@ class Op:
         for key, value in given.items():
             if key in full:
                 full[key] = literal(value)
-            elif key not in self.ignored and not key.startswith("__"):
+            elif self.attrs and key not in self.ignored and not key.startswith("__"):
+                # an operator without any attributes takes no notice of them, as in MXNet
                 raise ProgramError(f"{self.name}: unknown attribute {key}={value!r}; known: {sorted(self.attrs)}")
         for key, value in full.items():
             if value is Required:
@@ -166,8 +167,10 @@ class Builder:
         op = lookup(name, self.origin)
         try:
             return op.build(self, op.normalise(attrs), xs)
-        except (ProgramError, KindError):
-            raise
+        except ProgramError as err:
+            if not self.origin or self.origin in str(err):      # said already: a composite calls from inside
+                raise
+            raise type(err)(f"{err} (called by {self.origin})") from err
         except (ValueError, TypeError, IndexError) as err:
             shapes = ", ".join(str(self.specs[x]) for x in xs)
             where = f" (called by {self.origin})" if self.origin else ""

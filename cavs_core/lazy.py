@@ -36,7 +36,8 @@ class LazyArray(NDArray, metaclass=_LazyType):
     """An NDArray without a value yet. Shape, dtype and context answer at once; the owner supplies the rest.
 
     The owner offers `spec_of(token) -> (shape, dtype)`, `context_of(token)`, `value_of(array) -> handle` for whoever
-    needs the value, `note_view(view, base, make)`, and `released(token)`.
+    needs the value, `note_view(view, base, make)`, and `released(token)`. `has_values` says whether values can be
+    had at all, `settled` whether they exist already.
     """
 
     __slots__ = ()      # the two slots of NDArray's base hold owner and token until the value exists
@@ -65,6 +66,9 @@ class LazyArray(NDArray, metaclass=_LazyType):
         _TOKEN.__set__(self, token)
 
     def __repr__(self):
+        if self.owner.has_values:
+            self.wait_to_read()
+            return repr(self)
         return f"<LazyArray {'x'.join(map(str, self.shape))} @{self.context}>"
 
     def __len__(self):
@@ -89,9 +93,13 @@ class LazyArray(NDArray, metaclass=_LazyType):
         return mx.nd.identity(self)
 
     def detach(self):
+        if self.owner.settled:
+            return NDArray.detach(self)
         return self._view(mx.nd.BlockGrad(self), lambda array: array.detach())
 
     def reshape(self, *shape, **kwargs):
+        if self.owner.settled:
+            return NDArray.reshape(self, *shape, **kwargs)
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
             shape = tuple(shape[0])
         arguments = {"shape": shape, **kwargs}
@@ -105,6 +113,8 @@ class LazyArray(NDArray, metaclass=_LazyType):
 
     def __getitem__(self, key):
         """Basic indexing as operators: a slice, then a reshape for dropped and new axes."""
+        if self.owner.settled:
+            return NDArray.__getitem__(self, key)
         key = key if isinstance(key, tuple) else (key,)
         if any(isinstance(k, _ADVANCED) for k in key):
             return super().__getitem__(key)         # MXNet's own, which is written in operators

@@ -45,6 +45,8 @@ class ChildArray(LazyArray):
 class Tracer(Listener):
     """Turns the operator calls that it hears into instructions. It owns the placeholders that stand for values."""
 
+    has_values = settled = False
+
     def __init__(self, name: str, ctx):
         self.builder = Builder(Program(name=name))
         self.context = ctx
@@ -217,6 +219,8 @@ def trace(fn: Any, *args: Any, name: str | None = None) -> Program:
     def placeholder(x):
         if x is None:
             return None
+        if not isinstance(x, (Spec, NDArray)):
+            raise TraceError(f"{name}: the argument {x!r} is neither an array nor a Spec; only arrays can be traced.")
         spec = x if isinstance(x, Spec) else Spec(x.shape, np.dtype(x.dtype).name, ROW)
         return tracer.input(spec, Arg(next(count)))
 

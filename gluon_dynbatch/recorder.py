@@ -39,6 +39,8 @@ class CallClass:
 class Calls:
     """The calls since the last flush. It owns the LazyArrays that stand for their results."""
 
+    has_values = True
+
     def __init__(self, recorder: Recorder):
         self.recorder = recorder
         self.classes: list[CallClass] = []
@@ -59,6 +61,10 @@ class Calls:
         self.failure: BaseException | None = None
 
     # ---- the owner of LazyArrays -------------------------------------------------------------
+
+    @property
+    def settled(self) -> bool:
+        return self.flushed is not None
 
     def spec_of(self, token: int) -> tuple[tuple[int, ...], str]:
         spec = SPECS[self.value_spec[token]]

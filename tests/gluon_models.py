@@ -225,10 +225,8 @@ class ArityCell(gluon.HybridBlock):
 
     def hybrid_forward(self, F, word, *children, weight, bias, table):
         x = F.Embedding(word, table, input_dim=VOCAB, output_dim=HIDDEN)
-        if self._arity == 0:
-            return F.tanh(x)
-        total = F.add_n(*children) / self._arity
-        return F.tanh(x + F.FullyConnected(total, weight, bias, num_hidden=HIDDEN))
+        below = F.add_n(*children) / self._arity if children else x
+        return F.tanh(x + F.FullyConnected(below, weight, bias, num_hidden=HIDDEN))
 
 
 class ArityTree(gluon.Block):

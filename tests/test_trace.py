@@ -1,4 +1,4 @@
-"""What tracing takes, what it refuses, and that it leaves nothing behind. Gluon's blocks are in test_trace_blocks.py."""
+"""What tracing takes, what it refuses, and that it leaves nothing behind. Gluon's blocks: test_trace_blocks.py."""
 
 import threading
 
@@ -52,6 +52,11 @@ def test_of_arrays_only_shape_and_dtype_are_read():
     assert program.specs[0] == Spec((2, 3), "float64")
 
 
+def test_an_argument_that_is_not_an_array():
+    with pytest.raises(TraceError, match="argument 3 is neither an array nor a Spec"):
+        trace(lambda F, x, n: x * n, X, 3, name="scaled")
+
+
 @pytest.mark.parametrize("fn", [lambda F, x: None, lambda F, x: 3.0, lambda F, x: [x, "y"], lambda F, x: []])
 def test_a_result_that_is_not_an_array(fn):
     with pytest.raises(TraceError, match="returns arrays"):
@@ -92,7 +97,7 @@ def test_methods_that_mxnet_writes_without_operators():
     x = np.random.randn(ROWS, 2, 3).astype("float32")
     check_op(lambda F, x: x.astype("float64"), x, grad=False)
     for fn in (lambda F, x: x.copy() * 2, lambda F, x: x.as_in_context(x.context) * 2, lambda F, x: -x.detach() * x,
-               lambda F, x: x.astype("float32", copy=False) * 2, lambda F, x: abs(x) + x.T.T, lambda F, x: x.reshape(-1) * 2):
+               lambda F, x: x.astype("float32", copy=False) * 2, lambda F, x: abs(x) + x.T.T):
         check_op(fn, x)
 
 
@@ -131,7 +136,7 @@ def test_a_long_chain():
     lambda F, x: float(x.sum()), lambda F, x: int(x.sum()), lambda F, x: np.array(x), lambda F, x: x.wait_to_read(),
     lambda F, x: np.float32(3) * np.asarray(x), lambda F, x: (x + 1).__setitem__(slice(None), 0)])
 def test_reading_a_value_tells_the_way_out(fn):
-    with pytest.raises(TraceError, match="<lambda>: the code asks for the value.*Take the decision outside, or use F.where"):
+    with pytest.raises(TraceError, match="<lambda>: the code asks for the value.*decision outside, or use F.where"):
         trace(fn, X)
 
 
@@ -155,14 +160,14 @@ def test_an_unknown_operator_is_named_with_its_block():
 
 
 def test_operands_that_do_not_fit_are_shown():
-    with pytest.raises(ProgramError, match=r"dot\(row float32\[2, 3\], row float32\[2, 3\]"):
-        trace(lambda F, x: F.dot(x, x.reshape((3, 2)).T.reshape((2, 3))) if False else F.softmax(x, axis=5) if False
-              else F.dot(x, x), X)
+    with pytest.raises(ProgramError, match=r"softmax\(row float32\[2, 3\]; .*: 5.*called by <lambda>.*out of range"):
+        trace(lambda F, x: F.softmax(x, axis=5), X)
 
 
 @pytest.mark.parametrize("use", [
     lambda F, x, w, h: x * w, lambda F, x, w, h: x * h, lambda F, x, w, h: x * w[0], lambda F, x, w, h: x + F.exp(w),
-    lambda F, x, w, h: x + w.reshape((1, 2, 3))[0], lambda F, x, w, h: x + F.zeros((2, 3)) * h, lambda F, x, w, h: [x, h]])
+    lambda F, x, w, h: x + w.reshape((1, 2, 3))[0], lambda F, x, w, h: x + F.ones((2, 3)) * h,
+    lambda F, x, w, h: [x, h]])
 @pytest.mark.parametrize("recording", [True, False])
 def test_an_outside_array_that_needs_a_gradient(use, recording):
     """The array itself, a result on the tape, and whatever is computed from them without the placeholders."""
@@ -171,7 +176,7 @@ def test_an_outside_array_that_needs_a_gradient(use, recording):
     with autograd.record():
         h = w * 2
     with autograd.record() if recording else autograd.pause():
-        with pytest.raises(TraceError, match="needs a gradient. Make it a Parameter of the block, or pass it as an arg"):
+        with pytest.raises(TraceError, match="needs a gradient. Make it a Parameter of the block, or pass it as"):
             trace(lambda F, x: use(F, x, w, h), X)
 
 
@@ -196,7 +201,7 @@ def test_drawing_without_an_operand(fn):
 
 
 def test_a_symbol_block():
-    x = mx.sym.var("x")
+    x = mx.sym.var("x", dtype="float32")
     block = gluon.SymbolBlock(x * 2, x)
     with pytest.raises(TraceError, match="SymbolBlock: a stored graph"):
         trace(block, X)
@@ -221,8 +226,9 @@ def test_writing_in_place():
 
 
 @pytest.mark.parametrize("write", [
-    lambda z, x, w: z[0].__iadd__(1), lambda z, x, w: z.reshape((3, 2)).__imul__(2), lambda z, x, w: z.detach().__iadd__(1),
-    lambda z, x, w: (z[1:], z.__iadd__(1)), lambda z, x, w: x.__iadd__(1), lambda z, x, w: w.data().__imul__(0.9)])
+    lambda z, x, w: z[0].__iadd__(1), lambda z, x, w: z.reshape((3, 2)).__imul__(2), lambda z, x, w: x.__iadd__(1),
+    lambda z, x, w: z.detach().__iadd__(1), lambda z, x, w: (z[1:], z.__iadd__(1)),
+    lambda z, x, w: w.data().__imul__(0.9)])
 def test_writing_into_shared_memory_is_refused(write):
     """A part of an array, an array with a part in use, an argument, a parameter: others would see it change."""
     weight = gluon.Parameter("weight", shape=(2, 3))
@@ -252,9 +258,11 @@ def assert_untouched():
     assert type(y) is mx.nd.NDArray and y.asnumpy().tolist() == [3, 3]
 
 
-@pytest.mark.parametrize("fn", [lambda F, x: F.topk(x), lambda F, x: 1 / 0, lambda F, x: x.asnumpy(), lambda F: F.zero])
-def test_hooks_are_gone_after_an_exception(fn):
-    with pytest.raises((UnsupportedOpError, ZeroDivisionError, TraceError, AttributeError, TypeError)):
+@pytest.mark.parametrize("fn, error", [
+    (lambda F, x: F.topk(x), UnsupportedOpError), (lambda F, x: 1 / 0, ZeroDivisionError), (lambda F: F, TypeError),
+    (lambda F, x: x.asnumpy(), TraceError)])
+def test_hooks_are_gone_after_an_exception(fn, error):
+    with pytest.raises(error):
         trace(fn, X)
     assert_untouched()
     assert not autograd.is_recording() and not autograd.is_training()
@@ -274,12 +282,12 @@ class Keeper(nn.HybridBlock):
         return self.then(x) if self.then else x
 
 
-@pytest.mark.parametrize("then, error", [(None, "Keeper kept_. keeps an array for the next call"), (float, "the value")])
+@pytest.mark.parametrize("then, error", [(None, "of Keeper kept keeps an array"), (lambda x: x.asnumpy(), "the value")])
 def test_a_block_gets_back_what_it_held(then, error):
     """Also one that is not a child of anything, and when its code raises."""
     keeper = Keeper(then, prefix="kept_")
     past, named = keeper.past, keeper.named
-    with pytest.raises(TraceError, match=error.replace("kept_.", "kept")):
+    with pytest.raises(TraceError, match=error):
         trace(lambda F, x: keeper(x), X)
     assert (keeper.last, keeper.past, keeper.named) == ("nothing", [1], {"a": 2}) and not hasattr(keeper, "fresh")
     assert keeper.past is past and keeper.named is named
@@ -308,7 +316,8 @@ def test_other_threads_are_untouched():
         with autograd.record():
             out = net(mx.nd.ones((2, 3)))
         out.backward()
-        found["types"] = {type(a) for a in (out, net[0].weight.data(), mx.nd.topk(out), mx.nd.random.uniform(shape=(2,)))}
+        arrays = out, net[0].weight.data(), mx.nd.topk(out), mx.nd.random.uniform(shape=(2,))
+        found["types"] = {type(a) for a in arrays}
         found["value"] = mx.nd.arange(4).asnumpy().sum()
 
     def fn(F, x):

@@ -130,7 +130,8 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     start = time.perf_counter()
     graph = graphs if isinstance(graphs, InputGraph) else InputGraph.batch(list(graphs))
     ctx = _context(cell, inputs or {})
-    arrays = {key: _rows(value, key, graph, name, ctx) for key, value in (inputs or {}).items()}
+    floats = _parameter_dtype(cell)
+    arrays = {key: _rows(value, key, graph, name, ctx, floats) for key, value in (inputs or {}).items()}
     recording = autograd.is_recording()
     wanted_pulls = tuple(sorted(k for k, x in arrays.items() if recording and needs_gradient(x))) if recording else ()
     planned = _plan(cell, arrays, recording, wanted_pulls, ctx)
@@ -238,11 +239,12 @@ def _plan(cell: VertexFunction, arrays: dict[str, Any], recording: bool, wanted_
 
 def _state_dtype(cell: VertexFunction, pulls: Mapping[str, Spec]) -> str:
     """The dtype of the states: that of the parameters, else of the first floating input."""
-    for parameter in cell.collect_params().values():
-        dtype = np.dtype(parameter.dtype).name
-        if dtype.startswith("float"):
-            return dtype
-    return next((s.dtype for s in pulls.values() if s.is_float), "float32")
+    return _parameter_dtype(cell) or next((s.dtype for s in pulls.values() if s.is_float), "float32")
+
+
+def _parameter_dtype(cell: VertexFunction) -> str | None:
+    dtypes = (np.dtype(p.dtype).name for p in cell.collect_params().values())
+    return next((dtype for dtype in dtypes if dtype.startswith("float")), None)
 
 
 def _check_arity(cell: VertexFunction, graph: InputGraph, planned: _Planned) -> None:
@@ -271,8 +273,8 @@ def _context(cell: VertexFunction, inputs: Mapping[str, Any]) -> Any:
     return mx.current_context()
 
 
-def _rows(value: Any, key: str, graph: InputGraph, name: str, ctx: Any) -> Any:
-    """The rows of one input as an NDArray; a list of per-sample rows is joined."""
+def _rows(value: Any, key: str, graph: InputGraph, name: str, ctx: Any, floats: str | None) -> Any:
+    """The rows of one input as an NDArray; a list of per-sample rows is joined. numpy's floats become `floats`."""
     if isinstance(value, (list, tuple)):
         if len(value) != graph.num_samples:
             raise RunError(f"{name}: input {key!r} is a list of {len(value)} arrays, but there are "
@@ -281,22 +283,24 @@ def _rows(value: Any, key: str, graph: InputGraph, name: str, ctx: Any) -> Any:
             if len(part) != count:
                 raise RunError(f"{name}: input {key!r} of sample {i} has {len(part)} rows, but the sample has "
                                f"{count} vertices")
-        parts = [part if isinstance(part, NDArray) else _as_array(part, ctx) for part in value if len(part)]
+        parts = [part if isinstance(part, NDArray) else _as_array(part, ctx, floats) for part in value if len(part)]
         value = mx.nd.concat(*parts, dim=0) if len(parts) > 1 else parts[0] if parts else np.zeros((0, 1), "float32")
     if not isinstance(value, NDArray):
         value = np.asarray(value)
-        if value.shape[:1] == (0,):
+        if value.ndim == 0 or value.dtype.kind not in "fiub":
+            raise RunError(f"{name}: input {key!r} is {value!r}; expected an array of numbers with one row per vertex")
+        if value.shape[0] == 0:
             return _no_rows(value.shape[1:], value.dtype, ctx)
-        value = _as_array(value, ctx)
+        value = _as_array(value, ctx, floats)
     if value.shape[0] != graph.num_vertices:
         raise RunError(f"{name}: input {key!r} has {value.shape[0]} rows, but the graphs have {graph.num_vertices} "
                        "vertices; pass one row per vertex, sample after sample")
     return value
 
 
-def _as_array(value: Any, ctx: Any) -> Any:
+def _as_array(value: Any, ctx: Any, floats: str | None) -> Any:
     value = np.asarray(value)
-    return mx.nd.array(value, ctx=ctx, dtype=value.dtype)
+    return mx.nd.array(value, ctx=ctx, dtype=floats if floats and value.dtype.kind == "f" else value.dtype)
 
 
 def _no_rows(shape: Sequence[int], dtype: Any, ctx: Any) -> Any:

@@ -1,6 +1,6 @@
 """Train one Tree-LSTM tree by tree and through the engine; compare speed, launches and losses.  make demo
 
-It takes under a minute on two cores. Progress goes to stderr, the report to stdout.
+It takes 40 s to a minute on two cores. Progress goes to stderr, the report to stdout.
 """
 
 import argparse

@@ -1,9 +1,8 @@
 """gluon_dynbatch: automatic dynamic batching for Gluon. The engine below it is `cavs_core`."""
 
-from cavs_core import DynBatchError
-
+from .errors import BatchingMismatchError, DiscardedError, DynBatchError
 from .scope import batching, flush
 from .vertex import vertex
 
-__all__ = ["DynBatchError", "batching", "flush", "vertex"]
+__all__ = ["BatchingMismatchError", "DiscardedError", "DynBatchError", "batching", "flush", "vertex"]
 __version__ = "0.1.0"

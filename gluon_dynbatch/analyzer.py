@@ -145,10 +145,11 @@ class Grouping:
     chunks: list[Any]                   # per buffer: where the rows of one (class, launch) begin and end
 
 
-def group(r: Recording, s: Scan, num_buffers: int) -> Grouping:
+def group(r: Recording, s: Scan, num_buffers: int, unbatched: bool = False) -> Grouping:
     """Group calls by class and depth, and give every value and leaf a row.
 
-    A buffer's rows are: the leaves, then class after class the values of its calls, by depth.
+    A buffer's rows are: the leaves, then class after class the values of its calls, by depth. With `unbatched` every call
+    is a launch of its own.
     """
     num_classes = len(r.num_operands)
     key = r.call_class * (int(s.depth.max(initial=0)) + 1) + s.depth
@@ -167,6 +168,8 @@ def group(r: Recording, s: Scan, num_buffers: int) -> Grouping:
     for c in range(num_classes):
         calls = by_key[class_offsets[c]:class_offsets[c + 1]]
         depths, starts = np.unique(s.depth[calls], return_index=True)
+        if unbatched:
+            depths, starts = s.depth[calls], np.arange(len(calls))
         offsets = np.append(starts, len(calls))
         launches.append((calls, offsets, depths))
         bases.append([])

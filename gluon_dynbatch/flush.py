@@ -26,6 +26,8 @@ from cavs_core import (
 from cavs_core.mxnet_compat import autograd, mx
 
 from .analyzer import Grouping, Recording, group, scan
+from .check import check_calls
+from .report import FlushReport
 from .signature import operand_source
 from .values import DEVICES, SPECS
 
@@ -46,8 +48,8 @@ class LeafName:
 class Flushed:
     """The results of a flush, while somebody may ask for them."""
 
-    def __init__(self, run: Run, grouping: Grouping, buffer_specs: list[int]):
-        self.run, self.grouping, self.buffer_specs = run, grouping, buffer_specs
+    def __init__(self, run: Run, grouping: Grouping):
+        self.run, self.grouping = run, grouping
         self.heads: dict[int, Any] = {}         # value -> NDArray on the tape
         self.bases: dict[int, Any] = {}         # value -> NDArray whose views share its memory
 
@@ -84,26 +86,33 @@ class Flushed:
         return become_array(array, made)
 
 
-def run_calls(calls: Any, reason: str) -> Flushed | None:
+def run_calls(calls: Any, reason: str) -> Flushed:
     """Run everything that was recorded."""
-    stats = calls.recorder.scope.stats
+    scope = calls.recorder.scope
+    stats = scope.stats
     start = time.perf_counter()
     recording, buffer_specs = _recording(calls)
     scanned = scan(recording)
-    grouping = group(recording, scanned, len(buffer_specs))
-    layout, plans, names = _lay_out(calls, recording, scanned, grouping, buffer_specs)
+    grouping = group(recording, scanned, len(buffer_specs), unbatched=scope.config.policy == "none")
+    layout, plans, names, kinds = _lay_out(calls, recording, scanned, grouping, buffer_specs)
     analyzed = time.perf_counter()
     context = DEVICES[buffer_specs[0]]
-    backend = MXNetBackend(context)
-    train_mode = autograd.is_training()
-    with autograd.pause(train_mode=train_mode):
+    with autograd.pause(train_mode=autograd.is_training()):
         arrays = _bind(plans, names, calls, context)
-        run = Run(layout, plans, backend, arrays, _fills(calls, grouping, buffer_specs, backend))
+        run = Run(layout, plans, MXNetBackend(context), arrays, _fills(calls, grouping, buffer_specs))
         run.forward()
-    flushed = Flushed(run, grouping, buffer_specs)
+    flushed = Flushed(run, grouping)
+    if scope.config.check:
+        check_calls(calls, flushed, recording, scanned)
     _put_on_tape(flushed, calls, recording, scanned, plans, names, layout)
-    stats.note_flush(calls, reason, recording, scanned, grouping, plans, run,
-                     (analyzed - start) * 1e3, (time.perf_counter() - analyzed) * 1e3)
+    stats.flushes += 1
+    stats.calls += len(calls.call_class)
+    stats.launches += len(grouping.order)
+    stats.ops += run.launched
+    stats.record_ms += (start - calls.started) * 1e3
+    stats.analyze_ms += (analyzed - start) * 1e3
+    stats.execute_ms += (time.perf_counter() - analyzed) * 1e3
+    scope.flushes.append(FlushReport(reason, calls, recording, scanned, grouping, kinds))
     return flushed
 
 
@@ -136,8 +145,9 @@ def _recording(calls: Any) -> tuple[Recording, list[int]]:
 
 
 def _lay_out(calls: Any, r: Recording, s: Any, g: Grouping, buffer_specs: list[int]) -> Any:
-    """A layout for the executor, a plan for each class, and what each class calls its shared operands."""
-    plans, classes, names = [], [], []
+    """A layout for the executor, a plan for each class, names of shared leaves, and the kinds of all operands."""
+    plans, classes, names, all_kinds = [], [], [], []
+    buffer_of = {spec: b for b, spec in enumerate(buffer_specs)}
     active = np.zeros(len(calls.classes), bool)
     np.logical_or.at(active, r.call_class, s.active)
     for c, rows in enumerate(g.classes):
@@ -148,7 +158,6 @@ def _lay_out(calls: Any, r: Recording, s: Any, g: Grouping, buffer_specs: list[i
                   for k, col in enumerate(columns)]
         wanted_params = tuple(bool(active[c]) and p.parameter.grad_req != "null" for p in signature.params)
         plan = signature.plan(kinds, wanted, wanted_params, bool(active[c]), len(rows.offsets) == 2)
-        buffer_of = {spec: b for b, spec in enumerate(buffer_specs)}
         reads = {operand_source(k, kinds[k]): Read(buffer_of[signature.operand_specs[k]], RowIndex(column))
                  for k, column in rows.columns.items()}
         bounds = rows.offsets.tolist()
@@ -156,13 +165,14 @@ def _lay_out(calls: Any, r: Recording, s: Any, g: Grouping, buffer_specs: list[i
         writes = [Place(b, base) for b, base in zip(r.output_buffers[c], rows.bases)]
         names.append({operand_source(k, "S"): leaf for k, leaf in rows.shared.items()})
         plans.append(plan)
+        all_kinds.append(kinds)
         classes.append(ClassLayout(Frame(0, bounds[-1]), launches, reads, writes, {}, RowIndex(np.zeros(0, np.int64))))
     messages = _messages(r, s, g, plans, classes)
     leaf_names: dict[int, LeafName] = {}
     aliases = [{source: leaf_names.setdefault(leaf, LeafName(leaf)) for source, leaf in part.items()} for part in names]
     classes = [ClassLayout(c.whole, c.launches, c.reads, c.writes, c.sends, c.external, names=part)
                for c, part in zip(classes, aliases)]
-    return Layout(classes, g.order, g.buffer_rows, messages), plans, leaf_names
+    return Layout(classes, g.order, g.buffer_rows, messages), plans, leaf_names, all_kinds
 
 
 def _messages(r: Recording, s: Any, g: Grouping, plans: list[Any], classes: list[ClassLayout]) -> list[Any]:
@@ -215,7 +225,7 @@ def _as_array(leaf: Any, context: Any) -> Any:
     return mx.nd.array(np.reshape(leaf, np.shape(leaf) or (1,)), ctx=context, dtype="float32")
 
 
-def _fills(calls: Any, g: Grouping, buffer_specs: list[int], backend: Any) -> list[tuple[int, int, Any]]:
+def _fills(calls: Any, g: Grouping, buffer_specs: list[int]) -> list[tuple[int, int, Any]]:
     """The leaves of every buffer, stacked."""
     fills = []
     buffer_of = {spec: b for b, spec in enumerate(buffer_specs)}
@@ -269,7 +279,8 @@ def _put_on_tape(flushed: Flushed, calls: Any, r: Recording, s: Any, plans: list
         grads = run.backward([], asked, incoming)
         found = [_leaf_grad(run, g, r, grads, leaf_names, k) if want else None for k, want in zip(leaves, wanted)]
         found += [grads.get(p) for p in params]
-        stats.note_backward(run.launched - before, (time.perf_counter() - start) * 1e3)
+        stats.backward_ops += run.launched - before
+        stats.backward_ms += (time.perf_counter() - start) * 1e3
         return found
 
     TapeBridge(inputs, outputs, backward, held.clear)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from cavs_core import LazyArray, Listener, ProgramError, TraceError, listening, new_lazy, supports
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
+from .errors import DiscardedError
 from .flush import Flushed, run_calls
 from .signature import Signature, operator_signature, vertex_signature
 from .values import DEVICES, SPECS, array_spec, data_spec, memory_of
@@ -56,6 +57,7 @@ class Calls:
         self.viewed: set[int] = set()
         self.dropped: list[int] = []
         self.released = self.dropped.append     # called by LazyArray.__del__
+        self.started = time.perf_counter()
         self.lock = threading.RLock()
         self.flushed: Flushed | None = None
         self.failure: BaseException | None = None
@@ -97,7 +99,7 @@ class Calls:
         """Forget the calls: an exception left the scope."""
         with self.lock:
             if self.flushed is None:
-                self.failure = TraceError(
+                self.failure = DiscardedError(
                     "this array was recorded in a batching scope that an exception left before it was computed")
 
     # ---- recording ---------------------------------------------------------------------------
@@ -156,7 +158,8 @@ class Recorder(Listener):
 
     def __init__(self, scope: Any):
         self.scope = scope
-        self.records_vertices = True            # False: blocks record operator by operator
+        self.records_vertices = scope.config.granularity != "op"
+        self._most = scope.config.max_pending or float("inf")
         self.calls = Calls(self)
         self.recording, self.training = autograd.is_recording(), autograd.is_training()
         self.context = mx.current_context()     # of numbers, which have no device of their own
@@ -191,7 +194,11 @@ class Recorder(Listener):
         if cls is None:
             return call()
         result = calls.append(cls, tokens)
-        return self.on_operator(name, arrays, attrs, out, call) if result is RETRY else result
+        if result is RETRY:
+            return self.on_operator(name, arrays, attrs, out, call)
+        if len(calls.call_class) >= self._most:
+            calls.flush("max_pending calls were recorded")
+        return result
 
     def _why_alone(self, name: str, arrays: Any) -> str:
         """Why an operator call cannot be batched, if so."""
@@ -311,7 +318,11 @@ class Recorder(Listener):
                 self._refused[key] = f"{_title(title)} records operator by operator: {str(error).splitlines()[0]}"
                 return self._by_operators(self._refused[key], identity, fn, args)
         result = calls.append(cls, tokens)
-        return self.record_vertex(identity, part, fn, title, args) if result is RETRY else result
+        if result is RETRY:
+            return self.record_vertex(identity, part, fn, title, args)
+        if len(calls.call_class) >= self._most:
+            calls.flush("max_pending calls were recorded")
+        return result
 
     def _collect(self, args: Any, calls: Calls, tokens: list[int], specs: list[Any]) -> None:
         """Append the tokens of (nested) arguments, and to `specs` what makes the signature: specs and nesting."""
@@ -351,7 +362,7 @@ class Recorder(Listener):
         signature_key = (*key[1:3], self.training)
         if signature_key not in known:
             specs = [s for s in key[2] if type(s) is int]
-            signature = vertex_signature(functools.partial(fn, identity), title, _numbered(args), specs)
+            signature = vertex_signature(fn, identity, title, _numbered(args), specs, self.training)
             sparse = [p.name for p in signature.params if p.parameter._grad_stype != "default"]
             if sparse and self.recording:
                 raise ProgramError(f"the gradient of {sparse[0]} is row_sparse")

@@ -6,15 +6,16 @@ import contextlib
 import functools
 import gc
 import threading
-from dataclasses import dataclass, field
 from typing import Any
 
 from cavs_core import listening
 from cavs_core.mxnet_compat import autograd, mx
 
+from .config import Config
 from .recorder import Recorder
+from .report import FlushReport, Stats, draw_launches, explain, launch_graph
 
-__all__ = ["Stats", "Scope", "batching", "current_scope", "flush"]
+__all__ = ["Scope", "batching", "flush"]
 
 
 class _Local(threading.local):
@@ -24,48 +25,30 @@ class _Local(threading.local):
 _local = _Local()
 
 
-@dataclass
-class Stats:
-    """What a scope did. Times are milliseconds until work was handed to the device."""
-
-    calls: int = 0
-    launches: int = 0
-    flushes: int = 0
-    ops: int = 0                                            # operators and regions that forward started
-    backward_ops: int = 0
-    fallbacks: dict[str, int] = field(default_factory=dict)     # reason -> number of calls that ran alone
-    analyze_ms: float = 0.0
-    execute_ms: float = 0.0
-    backward_ms: float = 0.0
-
-    def note_flush(self, calls, reason, recording, scanned, grouping, plans, run, analyze_ms, execute_ms) -> None:
-        self.flushes += 1
-        self.calls += len(calls.call_class)
-        self.launches += len(grouping.order)
-        self.ops += run.launched
-        self.analyze_ms += analyze_ms
-        self.execute_ms += execute_ms
-
-    def note_backward(self, ops: int, ms: float) -> None:
-        self.backward_ops += ops
-        self.backward_ms += ms
-
-
 class Scope:
-    """One `with gdb.batching()` block."""
+    """One `with gdb.batching()` block: what it recorded and what became of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Config):
+        self.config = config
         self.stats = Stats()
+        self.flushes: list[FlushReport] = []
         self.recorder = Recorder(self)
 
     def flush(self) -> None:
         """Run everything that was recorded so far."""
-        if self.recorder.calls.call_class:
-            self.recorder.calls.flush("flush() was called")
+        self.recorder.calls.flush("flush() was called")
 
+    def explain(self) -> str:
+        """A readable plan: every launch with its rows, where it came from, and what was not batched and why."""
+        return explain(self.stats, self.flushes)
 
-def current_scope() -> Scope | None:
-    return _local.scope
+    def to_networkx(self) -> Any:
+        """The launches as a networkx DiGraph."""
+        return launch_graph(self.flushes)
+
+    def draw(self, path: str) -> None:
+        """Draw the launches; the ending of `path` chooses SVG, PNG or PDF."""
+        draw_launches(self.flushes, path)
 
 
 def flush() -> None:
@@ -75,20 +58,31 @@ def flush() -> None:
 
 
 @contextlib.contextmanager
-def batching():
-    """Record what is called inside, and run it batched."""
+def batching(policy: str = "auto", granularity: str = "auto", backend: str = "auto", check: bool = False,
+             max_pending: int | None = None):
+    """Record what is called inside, and run it batched: when a value is needed, and at the end of the scope.
+
+    Values and gradients equal those of the same code without the scope. See `Config` for the options. A scope inside a
+    scope joins the outer one.
+
+    Examples
+    --------
+    >>> with autograd.record(), batching() as scope:        # doctest: +SKIP
+    ...     losses = [net(tree) for tree in batch]
+    >>> autograd.backward(losses)                           # doctest: +SKIP
+    """
+    config = Config(policy, granularity, backend, check, max_pending)
     outer = _local.scope
     if outer is not None:                       # nested scopes join the outer one
         yield outer
         return
-    scope = _local.scope = Scope()
+    scope = _local.scope = Scope(config)
     collecting = gc.isenabled()
     gc.disable()                                # the collector would walk every recorded call, again and again
     try:
         with listening(scope.recorder), _watching(scope.recorder):
             yield scope
-            if scope.recorder.calls.call_class:
-                scope.recorder.calls.flush("the scope ended")
+            scope.recorder.calls.flush("the scope ended")
     except BaseException:
         scope.recorder.calls.discard()
         raise

@@ -25,7 +25,7 @@ from cavs_core import (
     respecified,
     trace,
 )
-from cavs_core.mxnet_compat import mx
+from cavs_core.mxnet_compat import autograd, mx
 
 from .values import DEVICES, SPECS, spec_number
 
@@ -40,9 +40,12 @@ class Signature:
     title : what people call it, in reports
     operand_specs, output_specs : spec numbers
     regroup : the call's result from the list of its distinct outputs
+    run_alone : (block, operands) -> the distinct outputs of the call by itself on real arrays, by MXNet
+    draws : whether the result is random
     """
 
-    def __init__(self, title: str, program: Program, operand_specs: Sequence[int], context: Any, template: Any):
+    def __init__(self, title: str, program: Program, operand_specs: Sequence[int], context: Any, template: Any,
+                 run_alone: Callable[[Any, list[Any]], list[Any]]):
         values = list(dict.fromkeys(program.outputs))       # an array that is returned twice is one output
         places = [values.index(v) for v in program.outputs]
         builder = Builder(program)
@@ -57,6 +60,9 @@ class Signature:
         self.single = len(values) == 1 and template == 0
         self.regroup = _make_regroup(_map_nested(lambda k: k if k is None else places[k], template))
         self.params = [s for s in program.inputs.values() if isinstance(s, Param)]
+        self.draws = any(instr.op == "uniform_like" for instr in program.instrs)
+        self.run_alone = lambda block, operands: [
+            flat[places.index(k)] for flat in [run_alone(block, operands)] for k in range(len(values))]
         self._plans: dict[Any, ClassPlan] = {}
 
     def plan(self, kinds: Sequence[str], wanted: Sequence[bool], wanted_params: tuple[bool, ...], recorded: bool,
@@ -93,16 +99,26 @@ def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], t
     inputs = [builder.input(SPECS[s], Arg(k)) for k, s in enumerate(specs)]
     builder.program.outputs = builder.call(name, inputs, attrs)
     count = len(builder.program.outputs)
+    given = {k: v for k, v in attrs.items() if k != "training"}
+
+    def run_alone(_: Any, operands: list[Any]) -> list[Any]:
+        function = getattr(mx.nd, name, None) or getattr(mx.nd._internal, name)
+        with autograd.pause(train_mode=training):
+            return _flat(function(*operands, **given))
+
     return Signature(name, builder.program, specs, DEVICES[specs[0]],
-                     list(range(count)) if output_is_list or count > 1 else 0)
+                     list(range(count)) if output_is_list or count > 1 else 0, run_alone)
 
 
-def vertex_signature(fn: Any, title: str, nested: Any, specs: Sequence[int]) -> Signature:
-    """A block or function traced on placeholders; `nested` is the structure of its arguments, with operand numbers."""
+def vertex_signature(fn: Any, block: Any, title: str, nested: Any, specs: Sequence[int], training: bool) -> Signature:
+    """Trace ``fn(block, *args)`` on placeholders; `nested` is the structure of the arguments, with operand numbers.
+
+    The signature does not hold the block: it lives in a table that forgets blocks that die.
+    """
     structure: list[Any] = []
 
     def traced(F, *args):
-        out = fn(*args)
+        out = fn(block, *args)
         structure.append(out)
         return out
 
@@ -113,7 +129,17 @@ def vertex_signature(fn: Any, title: str, nested: Any, specs: Sequence[int]) -> 
     template = _map_nested(lambda x: None if x is None else next(count), structure[0])
     if not _all_arrays(structure[0]):
         raise TraceError(f"{title}: returns {structure[0]!r}; a vertex returns arrays, or lists of arrays")
-    return Signature(title, program, specs, DEVICES[specs[0]], template)
+    def run_alone(block: Any, operands: list[Any]) -> list[Any]:
+        with autograd.pause(train_mode=training):
+            return _flat(fn(block, *_map_nested(lambda k: operands[k] if type(k) is int else k, nested)))
+
+    return Signature(title, program, specs, DEVICES[specs[0]], template, run_alone)
+
+
+def _flat(nested: Any) -> list[Any]:
+    if isinstance(nested, (list, tuple)):
+        return [x for part in nested for x in _flat(part)]
+    return [] if nested is None else [nested]
 
 
 def _map_nested(fn: Any, nested: Any) -> Any:

@@ -106,11 +106,15 @@ class _VertexFunction:
         recorder = _recorder()
         if recorder is None:
             return self._function(*given[:at + 1], *_wrapped(given[at + 1:]))
+        if obj is None:
+            return recorder.record_vertex(self, self, self._run_function, self._name, given[1:])
+        return recorder.record_vertex(obj, self, self._run_method, self._name, given[2:])
 
-        def plain(_, *arrays):
-            return self._function(*given[:at + 1], *arrays)
+    def _run_function(self, _: Any, *arrays: Any) -> Any:
+        return self._function(mx.nd, *arrays)
 
-        return recorder.record_vertex(self if obj is None else obj, self, plain, self._name, given[at + 1:])
+    def _run_method(self, obj: Any, *arrays: Any) -> Any:
+        return self._function(obj, mx.nd, *arrays)
 
 
 def _wrapped(args: Any) -> Any:

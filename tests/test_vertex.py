@@ -89,7 +89,7 @@ def test_inputs_as_array_numpy_and_list():
     want = cavs.run(cell, graphs, {"x": x}).pushed.asnumpy()
     offsets = InputGraph.batch(graphs).sample_offsets
     parts = [x[int(a):int(b)] for a, b in zip(offsets, offsets[1:])]
-    for form in (x.asnumpy(), parts, [p.asnumpy() for p in parts]):
+    for form in (x.asnumpy(), parts, [p.asnumpy() for p in parts], x.asnumpy().astype("float64")):
         np.testing.assert_array_equal(cavs.run(cell, graphs, {"x": form}).pushed.asnumpy(), want)
 
 
@@ -338,6 +338,8 @@ def test_a_cycle_names_the_sample():
     ({"x": np.ones((4, 4), "float32")}, "4 rows.*3 vertices"),
     ({"x": [np.ones((3, 4), "float32")] * 2}, "list of 2 arrays.*1 samples"),
     ({"x": [np.ones((2, 4), "float32")]}, "sample 0 has 2 rows.*3 vertices"),
+    ({"x": 3.0}, "'x' is array.*one row per vertex"),
+    ({"x": np.array(["a", "b", "c"])}, "array of numbers"),
 ])
 def test_wrong_inputs_are_named(inputs, words):
     cell = TreeFC()

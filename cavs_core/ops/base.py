@@ -83,7 +83,9 @@ class Op:
     def summed_rows(self, e, a: dict[str, Any], *xs):
         raise NotImplementedError(self.name)
 
-    def grad(self, b: Builder, a: dict[str, Any], xs: list[int], ys: list[int], dys: list[int]) -> list[int | None]:
+    def grad(self, b: Builder, a: dict[str, Any], xs: list[int], ys: list[int],
+             dys: list[int | None]) -> list[int | None]:
+        """Gradients of the inputs; an output that nobody reads has no gradient in `dys`."""
         return [None] * len(xs)
 
     def numpy(self, a: dict[str, Any], *xs):

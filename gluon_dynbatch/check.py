@@ -1,0 +1,54 @@
+"""check=True: every recorded call once more by itself, compared with what the batched launch gave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cavs_core.mxnet_compat import mx
+
+from .errors import BatchingMismatchError
+from .values import SPECS
+
+__all__ = ["check_calls"]
+
+_TOLERANCE = {"float64": (1e-7, 1e-9), "float16": (1e-2, 1e-2)}
+
+
+def check_calls(calls: Any, flushed: Any, recording: Any, scanned: Any) -> None:
+    """Run the calls one by one in recorded order, each on the values that the loop would give it."""
+    values: dict[int, Any] = {}
+    for i, c in enumerate(calls.call_class):
+        cls = calls.classes[c]
+        signature = cls.signature
+        tokens = recording.operands[scanned.operand_offsets[i]:scanned.operand_offsets[i + 1]].tolist()
+        operands = [values[t] if t >= 0 else _leaf(calls.leaves[-1 - t]) for t in tokens]
+        first = int(scanned.value_offsets[i])
+        if signature.draws:             # random: there is no value to compare with
+            made = [flushed.row(first + k) for k in range(len(signature.output_specs))]
+        else:
+            made = signature.run_alone(cls.identity and cls.identity[0], operands)
+        for k, want in enumerate(made):
+            values[first + k] = want
+            got = flushed.row(first + k)
+            _compare(got.asnumpy(), want.asnumpy(), SPECS[signature.output_specs[k]].dtype, i, cls, k, operands)
+
+
+def _compare(got: Any, want: Any, dtype: str, number: int, cls: Any, output: int, operands: list[Any]) -> None:
+    rtol, atol = _TOLERANCE.get(dtype, (1e-3, 1e-5))
+    if got.shape == want.shape and np.allclose(got, want, rtol=rtol, atol=atol, equal_nan=True):
+        return
+    worst = float(np.max(np.abs(got - want))) if got.shape == want.shape else float("nan")
+    shapes = ", ".join(str(x.shape) for x in operands)
+    where = f", called by {cls.where}" if cls.where else ""
+    raise BatchingMismatchError(
+        f"batching(check=True): call {number} ({cls.signature.title}{where}) on operands of shapes {shapes}: output "
+        f"{output} of the batched launch differs from the call by itself by up to {worst:g} (shapes {got.shape} and "
+        f"{want.shape}). Please report it; policy='none' or granularity='op' may avoid it.")
+
+
+def _leaf(leaf: Any) -> Any:
+    if isinstance(leaf, mx.nd.NDArray):
+        return leaf
+    return mx.nd.array(np.reshape(leaf, np.shape(leaf) or (1,)), dtype="float32")

@@ -1,0 +1,131 @@
+"""Seeing it: what a scope did, as numbers, as a table, as a graph and as a drawing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Stats", "FlushReport", "Launch", "explain", "draw_launches", "launch_graph"]
+
+
+@dataclass
+class Stats:
+    """What a scope did. Times are milliseconds until the work was handed to the device."""
+
+    calls: int = 0                      # recorded calls
+    launches: int = 0                   # groups of equal calls that ran together
+    flushes: int = 0
+    ops: int = 0                        # operators and compiled regions that the forward passes started
+    backward_ops: int = 0
+    fallbacks: dict[str, int] = field(default_factory=dict)     # reason -> number of calls that ran alone
+    record_ms: float = 0.0              # from the start of recording to a flush; the user's own code included
+    analyze_ms: float = 0.0
+    execute_ms: float = 0.0
+    backward_ms: float = 0.0
+
+    def __str__(self) -> str:
+        return (f"{self.calls} calls in {self.launches} launches ({self.ops} operators forward, {self.backward_ops} "
+                f"backward), {self.flushes} flushes; record {self.record_ms:.1f} ms, analyze {self.analyze_ms:.1f} ms, "
+                f"execute {self.execute_ms:.1f} ms, backward {self.backward_ms:.1f} ms; "
+                f"ran alone: {sum(self.fallbacks.values())}")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Calls that ran together."""
+
+    title: str                          # operator or block
+    where: str                          # the block whose code called it
+    depth: int
+    rows: int                           # number of calls
+    operands: str                       # for each operand: shared, leaf (outside array of each call), or value
+
+
+class FlushReport:
+    """One flush: why it happened and what it launched. The edges are worked out when somebody asks."""
+
+    def __init__(self, reason: str, calls: Any, recording: Any, scanned: Any, grouping: Any, kinds: list[list[str]]):
+        self.reason = reason
+        words = {"S": "shared", "L": "leaf", "G": "value"}
+        self.launches = []
+        for c, k in grouping.order:
+            cls, rows = calls.classes[c], grouping.classes[c]
+            self.launches.append(Launch(
+                cls.signature.title, cls.where, int(rows.depths[k]), int(rows.offsets[k + 1] - rows.offsets[k]),
+                " ".join(words[kind] for kind in kinds[c])))
+        self._arrays = (recording, scanned, grouping)
+
+    def edges(self) -> list[tuple[int, int]]:
+        """Pairs (launch, launch that reads it), as positions in `launches`."""
+        r, s, g = self._arrays
+        launch_of = np.empty(len(r.call_class), np.int64)
+        for number, (c, k) in enumerate(g.order):
+            rows = g.classes[c]
+            launch_of[rows.calls[rows.offsets[k]:rows.offsets[k + 1]]] = number
+        maker = np.repeat(np.arange(len(r.call_class)), r.num_outputs[r.call_class])
+        reader = np.repeat(np.arange(len(r.call_class)), r.num_operands[r.call_class])
+        recorded = r.operands >= 0
+        pairs = np.stack([launch_of[maker[r.operands[recorded]]], launch_of[reader[recorded]]], axis=1)
+        return [(int(a), int(b)) for a, b in np.unique(pairs, axis=0)] if len(pairs) else []
+
+
+def explain(stats: Stats, flushes: list[FlushReport]) -> str:
+    """A readable plan: every launch, and everything that was not batched."""
+    lines = [str(stats)]
+    for number, flush in enumerate(flushes):
+        total = sum(launch.rows for launch in flush.launches)
+        lines += ["", f"flush {number} ({flush.reason}): {total} calls in {len(flush.launches)} launches"]
+        lines += _table([("depth", "rows", "what", "operands", "called by")] + [
+            (str(x.depth), str(x.rows), x.title, x.operands, x.where) for x in flush.launches])
+    lines += ["", "ran alone (not batched):" if stats.fallbacks else "nothing ran alone"]
+    lines += _table([("calls", "why")] + [(str(n), reason) for reason, n in stats.fallbacks.items()]) \
+        if stats.fallbacks else []
+    return "\n".join(lines)
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    numeric = [all(row[k].isdigit() for row in rows[1:]) for k in range(len(widths))]
+    return ["  " + "  ".join(cell.rjust(w) if n else cell.ljust(w)
+                             for cell, w, n in zip(row, widths, numeric)).rstrip() for row in rows]
+
+
+def launch_graph(flushes: list[FlushReport]) -> Any:
+    """A networkx DiGraph: a node per launch (flush, number) with its facts, an edge where one reads another."""
+    import networkx
+    graph = networkx.DiGraph()
+    for f, flush in enumerate(flushes):
+        for k, launch in enumerate(flush.launches):
+            graph.add_node((f, k), flush=f, title=launch.title, where=launch.where, depth=launch.depth,
+                           rows=launch.rows)
+        graph.add_edges_from(((f, a), (f, b)) for a, b in flush.edges())
+    return graph
+
+
+def draw_launches(flushes: list[FlushReport], path: str) -> None:
+    """Draw the launches, one column per depth, circles as large as their number of rows; SVG, PNG or PDF by name."""
+    import matplotlib
+    matplotlib.use("Agg", force=False)
+    from matplotlib.figure import Figure
+    graph = launch_graph(flushes)
+    columns: dict[tuple[int, int], list[Any]] = {}
+    for node, facts in graph.nodes(data=True):
+        columns.setdefault((facts["flush"], facts["depth"]), []).append(node)
+    place = {node: (x, -y) for x, column in enumerate(sorted(columns)) for y, node in enumerate(columns[column])}
+    height = max((len(c) for c in columns.values()), default=1)
+    figure = Figure(figsize=(max(4.0, 1.6 * len(columns)), max(3.0, 0.8 * height)))
+    axes = figure.add_subplot()
+    for a, b in graph.edges:
+        axes.annotate("", place[b], place[a], arrowprops={"arrowstyle": "->", "color": "0.7", "shrinkA": 9, "shrinkB": 9})
+    for node, facts in graph.nodes(data=True):
+        x, y = place[node]
+        axes.scatter([x], [y], s=60 + 40 * np.sqrt(facts["rows"]), zorder=2)
+        axes.annotate(f"{facts['title']} x{facts['rows']}", (x, y), (0, 11), textcoords="offset points", ha="center",
+                      fontsize=7)
+    axes.set_xlabel("depth (flush after flush)")
+    axes.set_yticks([])
+    axes.set_title(f"{graph.number_of_nodes()} launches for {sum(d['rows'] for _, d in graph.nodes(data=True))} calls")
+    axes.margins(0.15)
+    figure.savefig(path, bbox_inches="tight")

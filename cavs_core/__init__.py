@@ -1,6 +1,6 @@
 """cavs_core: a static vertex function, graphs of any shape, and an engine that runs them batched.
 
-The names of the second list are for those who build another face on the engine, as `gluon_dynbatch` does.
+The names behind the comment in `__all__` are for those who build another face on the engine, as `gluon_dynbatch` does.
 """
 
 from .backends.mxnet_ops import MXNetBackend
@@ -32,11 +32,10 @@ __all__ = [
     "ArityError", "CycleError", "DanglingEdgeError", "DynBatchError", "GraphError", "InputGraph", "KindError",
     "Program", "ProgramError", "RunError", "RunOutput", "RunStats", "Spec", "TraceError", "UnsupportedOpError",
     "VertexFunction", "run", "trace",
-]
-__all__ += [
+    # for other faces
     "ROW", "SHARED", "Arg", "Builder", "ClassLayout", "ClassPlan", "Const", "Frame", "Gather", "Layout", "LazyArray",
     "Leaf", "Listener", "MXNetBackend", "Param", "Place", "Read", "RowIndex", "Run", "Shared", "TapeBridge",
-    "VertexProgram", "become_array", "current_listener", "listening", "lookup", "needs_gradient", "new_lazy", "own_outputs",
-    "plan_class", "plan_messages", "respecified", "supports",
+    "VertexProgram", "become_array", "current_listener", "listening", "lookup", "needs_gradient", "new_lazy",
+    "own_outputs", "plan_class", "plan_messages", "respecified", "supports",
 ]
 __version__ = "0.1.0"

@@ -82,8 +82,8 @@ class Run:
         Parameters
         ----------
         output_grads : arrays that inputs of source OutputGrad(i) read, rows as `ClassLayout.external` names them
-        wanted : sources (Param, Pull); a source that nothing depends on has no entry in the result. The rows of a pulled
-            input's gradient are in the order of `ClassLayout.external`, class after class.
+        wanted : sources (Param, Pull); a source that nothing depends on has no entry in the result. The rows of a
+            pulled input's gradient are in the order of `ClassLayout.external`, class after class.
         heads : (buffer, message, array)
             Messages that come from outside: gradients of values that left the run.
         """

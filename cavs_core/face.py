@@ -229,8 +229,10 @@ def _plan(cell: VertexFunction, arrays: dict[str, Any], recording: bool, wanted_
                 "which a vertex function cannot give. Look the rows up before the run and pull them, or use "
                 "sparse_grad=False.")
     wanted += [Pull(k) for k in wanted_pulls if Pull(k) in sources]
-    planned = _Planned([plan_class(leaf, wanted, recording, in_one_launch=True),
-                        plan_class(vertex, [*wanted, *vertex.ports], recording, in_one_launch=False)], initial, used, [s for s in sources if isinstance(s, Const)], wanted)
+    constants = [s for s in sources if isinstance(s, Const)]
+    plans = [plan_class(leaf, wanted, recording, in_one_launch=True),
+             plan_class(vertex, [*wanted, *vertex.ports], recording, in_one_launch=False)]
+    planned = _Planned(plans, initial, used, constants, wanted)
     # A deferred parameter got its shape while it was traced: the signature of the next run has that shape.
     signature = (*signature[:-1], tuple((p.grad_req, p.shape) for p in parameters))
     cell._plans[signature] = planned

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["SHARED", "ROW", "CHILD", "Spec", "Instr", "Program", "Arg", "Param", "Const", "Zeros", "Shared", "Leaf", "Pull",
-           "Gather", "GatherSum", "GatherAll", "StateGrad", "OutputGrad", "live_instrs"]
+__all__ = ["SHARED", "ROW", "CHILD", "Spec", "Instr", "Program", "Arg", "Param", "Const", "Zeros", "Shared", "Leaf",
+           "Pull", "Gather", "GatherSum", "GatherAll", "StateGrad", "OutputGrad", "live_instrs"]
 
 SHARED, ROW, CHILD = "shared", "row", "child"
 

@@ -110,6 +110,9 @@ class Tracer(Listener):
             if name.startswith(_DRAWS) or (name == "Dropout" and autograd.is_training()):
                 raise TraceError(f"{self.name}: `{name}` draws numbers without an operand while it is traced; they "
                                  "would be the same in every run. Pull them as an input, or use Dropout.")
+            if any(id(x) in self._outside for x in _flatten(out)):
+                raise TraceError(f"{self.name}: `{name}` writes into an outside array that was read before while it is "
+                                 "traced; write x = x + y instead.")
             return call()
         op = TABLE.get(name)
         if op is not None and "training" in op.attrs:

@@ -148,8 +148,8 @@ class Grouping:
 def group(r: Recording, s: Scan, num_buffers: int, unbatched: bool = False) -> Grouping:
     """Group calls by class and depth, and give every value and leaf a row.
 
-    A buffer's rows are: the leaves, then class after class the values of its calls, by depth. With `unbatched` every call
-    is a launch of its own.
+    A buffer's rows are: the leaves, then class after class the values of its calls, by depth. With `unbatched` every
+    call is a launch of its own.
     """
     num_classes = len(r.num_operands)
     key = r.call_class * (int(s.depth.max(initial=0)) + 1) + s.depth

@@ -287,7 +287,8 @@ def _put_on_tape(flushed: Flushed, calls: Any, r: Recording, s: Any, plans: list
     flushed.heads = {int(t): out for t, out in zip(heads, outputs)}
 
 
-def _leaf_grad(run: Run, g: Grouping, r: Recording, grads: dict[Any, Any], names: dict[int, LeafName], leaf: int) -> Any:
+def _leaf_grad(run: Run, g: Grouping, r: Recording, grads: dict[Any, Any], names: dict[int, LeafName],
+               leaf: int) -> Any:
     """The gradient of a leaf: as a shared operand, and as a row that somebody read."""
     shared = grads.get(names[leaf]) if leaf in names else None
     row = int(g.leaf_rows[leaf])

@@ -117,8 +117,9 @@ def draw_launches(flushes: list[FlushReport], path: str) -> None:
     height = max((len(c) for c in columns.values()), default=1)
     figure = Figure(figsize=(max(4.0, 1.6 * len(columns)), max(3.0, 0.8 * height)))
     axes = figure.add_subplot()
+    arrow = {"arrowstyle": "->", "color": "0.7", "shrinkA": 9, "shrinkB": 9}
     for a, b in graph.edges:
-        axes.annotate("", place[b], place[a], arrowprops={"arrowstyle": "->", "color": "0.7", "shrinkA": 9, "shrinkB": 9})
+        axes.annotate("", place[b], place[a], arrowprops=arrow)
     for node, facts in graph.nodes(data=True):
         x, y = place[node]
         axes.scatter([x], [y], s=60 + 40 * np.sqrt(facts["rows"]), zorder=2)

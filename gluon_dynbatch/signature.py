@@ -1,4 +1,4 @@
-"""Signature: what is called, as a program. Made once per operator and attributes, or per block and argument structure."""
+"""Signature: what is called, as a program. Made once per operator and attributes, or per block and arguments."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def vertex(target: Any = None, *, name: str | None = None) -> Any:
         return target
     if isinstance(target, gluon.Block) or (isinstance(target, type) and issubclass(target, gluon.Block)):
         kind = target if isinstance(target, type) else type(target)
-        raise TypeError(f"@gdb.vertex on {kind.__name__}: it is a plain Block, whose code may differ from call to call. "
-                        "Make it a HybridBlock, or mark the method that computes one node: `@gdb.vertex` on "
+        raise TypeError(f"@gdb.vertex on {kind.__name__}: it is a plain Block, whose code may differ from call to "
+                        "call. Make it a HybridBlock, or mark the method that computes one node: `@gdb.vertex` on "
                         "def node(self, F, *arrays).")
     if callable(target):
         return _VertexFunction(target, name)

@@ -43,6 +43,7 @@ def check_block(block, *args, fixed=(), grad=True, train_mode=False, bodies=BODI
     frozen = [len(arguments) + k for k, p in enumerate(shared) if p.grad_req == "null"]
     for body in bodies:
         outputs, grads = run_rows(body, program, numbers, heads if grad else None, [*fixed, *frozen])
+        assert len(outputs) == len(want), f"{body} body: {len(outputs)} outputs instead of {len(want)}"
         for k, (got, expected) in enumerate(zip(outputs, want)):
             _assert_same(got, expected, tol, f"{body} body, output {k}")
         for i, got in grads.items():

@@ -1,7 +1,7 @@
 """Models in the Cavs face, each with the plain per-vertex code that it must agree with.
 
-A model is a VertexFunction with one more method: ``node(F, x, children)`` computes a vertex from its inputs and the list
-of its children's states, the way one writes it without the engine. `run_loop` is the plain loop over vertices.
+A model is a VertexFunction with one more method: ``node(F, x, children)`` computes a vertex from its inputs and the
+list of its children's states, the way one writes it without the engine. `run_loop` is the plain loop over vertices.
 """
 
 import numpy as np

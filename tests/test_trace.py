@@ -72,6 +72,16 @@ def test_outside_arrays_are_constants_held_by_reference():
     assert trace(lambda F, x: [x, outside], X).outputs == [0, 1]
 
 
+def test_an_array_that_the_code_makes_may_be_written_before_it_is_read():
+    def fn(F, x):
+        with autograd.pause():
+            mask = F.ones((2, 3))
+            mask[0] = 2
+            mask += 1
+        return x * mask
+    check_op(fn, np.random.randn(ROWS, 2, 3).astype("float32"))
+
+
 def test_parameters_are_fetched_again_at_every_run():
     dense = nn.Dense(2, in_units=3)
     dense.initialize()
@@ -241,6 +251,8 @@ def test_writing_into_an_outside_array_is_refused():
     outside = mx.nd.zeros((2, 3))
     with pytest.raises(TraceError, match="writes into an outside array"):
         trace(lambda F, x: F.tanh(x, out=outside), X)
+    with pytest.raises(TraceError, match="writes into an outside array that was read before"):
+        trace(lambda F, x: (x + outside, outside.__iadd__(1)), X)
     with pytest.raises(ProgramError, match="cannot write shape"):
         trace(lambda F, x: F.sum(x, axis=0, out=x * 2), X)
 

@@ -7,6 +7,7 @@ from op_check import ROWS
 
 from cavs_core.errors import TraceError, UnsupportedOpError
 from cavs_core.mxnet_compat import gluon, mx
+from cavs_core.ops import TABLE
 from cavs_core.program import Param, Spec
 from cavs_core.trace import trace
 
@@ -24,6 +25,20 @@ def ready(block, dtype="float32"):
     block.initialize(mx.init.Normal(0.5))
     block.cast(dtype)
     return block
+
+
+@pytest.mark.parametrize("wrong, what", [(0, "gradient of argument 0"), (1, "gradient of dense.*_weight")])
+def test_the_checker_sees_a_wrong_gradient(monkeypatch, wrong, what):
+    matmul = TABLE["matmul"]
+    right = matmul.grad
+
+    def grad(b, a, xs, ys, dys):
+        made = right(b, a, xs, ys, dys)
+        made[wrong] = b.scale(made[wrong], 1.1)
+        return made
+    monkeypatch.setattr(matmul, "grad", grad)
+    with pytest.raises(AssertionError, match=what):
+        check_block(ready(nn.Dense(3, in_units=4)), rows(2, 4))
 
 
 # ---- layers ----------------------------------------------------------------------------------

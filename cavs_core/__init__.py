@@ -24,6 +24,7 @@ from .lazy import LazyArray, Listener, become_array, current_listener, listening
 from .ops import Builder, lookup, supports
 from .plan import ClassPlan, VertexProgram, own_outputs, plan_class, respecified
 from .program import ROW, SHARED, Arg, Const, Gather, Leaf, Param, Program, Shared, Spec
+from .ragged import one_row_program
 from .tape import TapeBridge, needs_gradient
 from .trace import trace
 from .vertex import VertexFunction
@@ -36,6 +37,6 @@ __all__ = [
     "ROW", "SHARED", "Arg", "Builder", "ClassLayout", "ClassPlan", "Const", "Frame", "Gather", "Layout", "LazyArray",
     "Leaf", "Listener", "MXNetBackend", "Param", "Place", "Read", "RowIndex", "Run", "Shared", "TapeBridge",
     "VertexProgram", "become_array", "current_listener", "listening", "lookup", "needs_gradient", "new_lazy",
-    "own_outputs", "plan_class", "plan_messages", "respecified", "supports",
+    "one_row_program", "own_outputs", "plan_class", "plan_messages", "respecified", "supports",
 ]
 __version__ = "0.1.0"

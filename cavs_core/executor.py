@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .layout import ClassLayout, Frame, Layout, RowIndex, Segments
+from .layout import ClassLayout, Frame, Layout, Place, Read, RowIndex, Segments
 from .partition import Step
 from .plan import ClassPlan, Phases
 from .program import CHILD, SHARED, Leaf, OutputGrad, Pull, Spec, StateGrad, Zeros
@@ -13,7 +13,6 @@ from .program import CHILD, SHARED, Leaf, OutputGrad, Pull, Spec, StateGrad, Zer
 __all__ = ["Run"]
 
 
-_NO_SPEC = Spec((1,), "float32")         # of a buffer that no class touches
 _NOTHING = Phases([], [], [])            # the backward of a class through which no gradient flows
 
 
@@ -23,7 +22,7 @@ class _Class:
     def __init__(self, plan: ClassPlan, layout: ClassLayout):
         self.plan, self.layout = plan, layout
         self.shared: dict[int, Any] = {}
-        self.stored: dict[int, tuple[Any, int]] = {}    # value -> (array, row of position 0 or of edge 0)
+        self.stored: dict[int, tuple[Any, int, int]] = {}   # value -> (array, row of position or edge 0, rows of each)
 
 
 class Run:
@@ -48,6 +47,7 @@ class Run:
         self._all = [_Class(plan, part) for plan, part in zip(plans, layout.classes)]
         self.classes = [c for c in self._all if c.layout.whole.num_rows]
         self._indices: dict[int, Any] = {}
+        self._reshaped: dict[Any, Any] = {}
 
     # ---- forward -----------------------------------------------------------------------------
 
@@ -59,19 +59,17 @@ class Run:
             self.backend.fill_rows(self.buffers[buffer], row, array)
         for cls in self.classes:
             for value, place in zip(cls.plan.outputs, cls.layout.writes):
-                cls.stored[value] = (self.buffers[place.buffer], place.base)
+                cls.stored[value] = self._place(cls, value, self.buffers[place.buffer], place)
         self._run_phases([c.plan.forward for c in self._all], [c.plan.inputs for c in self._all], self.layout.order)
         return self.buffers
 
     def _buffer_specs(self) -> list[Spec]:
-        specs: dict[int, Spec] = {}
-        for cls in self._all:
-            for value, place in zip(cls.plan.outputs, cls.layout.writes):
-                specs[place.buffer] = cls.plan.specs[value]
-            by_source = {source: cls.plan.specs[v] for v, source in cls.plan.inputs.items()}
-            specs.update({read.buffer: by_source[source] for source, read in cls.layout.reads.items()
-                          if source in by_source})
-        return [specs.get(k, _NO_SPEC) for k in range(len(self.layout.buffer_rows))]
+        """The shape and dtype of a row of each buffer."""
+        if self.layout.row_specs is not None:
+            return self.layout.row_specs
+        return [next(cls.plan.specs[value] for cls in self._all
+                     for value, place in zip(cls.plan.outputs, cls.layout.writes) if place.buffer == k)
+                for k in range(len(self.layout.buffer_rows))]
 
     # ---- backward ----------------------------------------------------------------------------
 
@@ -98,15 +96,16 @@ class Run:
         wanted = set(wanted)
         pulls = self._pull_buffers(wanted)
         forward_values = [dict(cls.stored) for cls in self.classes]
+        forward_reshaped = dict(self._reshaped)
         first = 0
         for cls in self.classes:
             for source, values in cls.plan.grads.items():
                 place = cls.layout.sends.get(source)
                 for value in values:
                     if place is not None:
-                        cls.stored[value] = (self.messages[place.buffer], place.base)
+                        cls.stored[value] = self._place(cls, value, self.messages[place.buffer], place)
                     elif source in pulls:
-                        cls.stored[value] = (pulls[source], first)
+                        cls.stored[value] = (pulls[source], first, 1)
             first += cls.layout.whole.num_rows
         self._run_phases([c.plan.backward or _NOTHING for c in self._all],
                          [c.plan.backward_inputs for c in self._all], self.layout.order[::-1])
@@ -114,6 +113,7 @@ class Run:
         grads.update(pulls)
         for cls, values in zip(self.classes, forward_values):
             cls.stored = values
+        self._reshaped = forward_reshaped
         return grads
 
     def _pull_buffers(self, wanted: set[Any]) -> dict[Any, Any]:
@@ -169,7 +169,7 @@ class Run:
             spec = cls.plan.specs[value]
             if value in cls.plan.kept and value not in cls.stored and spec.kind != SHARED:
                 rows = whole.num_edges if spec.kind == CHILD else whole.num_rows
-                cls.stored[value] = (self.backend.empty((rows, *spec.shape), spec.dtype), 0)
+                cls.stored[value] = (self.backend.empty((rows, *spec.shape), spec.dtype), 0, 1)
 
     def _run_steps(self, cls: _Class, steps: Sequence[Step], inputs: dict[int, Any], frame: Frame,
                    keep_all: bool) -> None:
@@ -183,7 +183,7 @@ class Run:
                 if cls.plan.specs[value].kind == SHARED:
                     cls.shared[value] = array
                 elif out is None and keep_all:
-                    cls.stored[value] = (array, 0)
+                    cls.stored[value] = (array, 0, 1)
                 elif out is None:
                     local[value] = array
 
@@ -219,10 +219,24 @@ class Run:
 
     def _view(self, cls: _Class, value: int, frame: Frame) -> Any:
         """The rows of a stored value that belong to a frame."""
-        array, base = cls.stored[value]
-        child = cls.plan.specs[value].kind == CHILD
-        start, stop = (frame.edge_start, frame.edge_stop) if child else (frame.start, frame.stop)
-        return self.backend.rows(array, base + start, base + stop)
+        array, base, width = cls.stored[value]
+        spec = cls.plan.specs[value]
+        start, stop = (frame.edge_start, frame.edge_stop) if spec.kind == CHILD else (frame.start, frame.stop)
+        rows = self.backend.rows(array, base + start * width, base + stop * width)
+        return rows if width == 1 else self.backend.reshape(rows, (stop - start, *spec.shape))
+
+    def _place(self, cls: _Class, value: int, buffer: Any, place: Place) -> tuple[Any, int, int]:
+        """A place in a buffer as an entry of `stored`."""
+        return self._as_rows(buffer, cls.plan.specs[value].shape, place.width), place.base, place.width
+
+    def _as_rows(self, buffer: Any, shape: tuple[int, ...], width: int) -> Any:
+        """A buffer whose rows have the shape of a value, where one row is one value."""
+        if width != 1 or tuple(buffer.shape[1:]) == shape:
+            return buffer
+        key = (id(buffer), shape)
+        if key not in self._reshaped:       # with the buffer itself: its id must stay its own
+            self._reshaped[key] = (buffer, self.backend.reshape(buffer, (buffer.shape[0], *shape)))
+        return self._reshaped[key][1]
 
     # ---- operands ----------------------------------------------------------------------------
 
@@ -237,9 +251,9 @@ class Run:
             return self._view(cls, value, frame)
         source = inputs[value] if value in inputs else cls.plan.inputs[value]
         if isinstance(source, (Pull, Leaf, OutputGrad)):        # waits for no launch: fetched once for all of them
-            cls.stored[value] = (self._fetch_whole(cls, source), 0)
+            cls.stored[value] = (self._fetch_whole(cls, source, cls.plan.specs[value].shape), 0, 1)
             return self._view(cls, value, frame)
-        local[value] = self._fetch(cls, source, frame)
+        local[value] = self._fetch(cls, source, frame, cls.plan.specs[value].shape)
         return local[value]
 
     def _shared_input(self, cls: _Class, value: int) -> Any:
@@ -249,23 +263,32 @@ class Run:
             return self.backend.zeros(spec.shape, spec.dtype)
         return self.arrays[cls.layout.names.get(source, source)]
 
-    def _fetch_whole(self, cls: _Class, source: Any) -> Any:
+    def _fetch_whole(self, cls: _Class, source: Any, shape: tuple[int, ...]) -> Any:
         """All rows of an external input, in the order of positions."""
         rows = cls.layout.whole.num_rows
         if isinstance(source, Leaf):
-            read = cls.layout.reads[source]
-            return self.rows_of(self.buffers[read.buffer], read.rows, 0, rows)
+            return self._read(cls.layout.reads[source], 0, rows, shape)
         array = self.arrays[source] if isinstance(source, Pull) else self.output_grads[source.index]
         return self.rows_of(array, cls.layout.external, 0, rows)
 
-    def _fetch(self, cls: _Class, source: Any, frame: Frame) -> Any:
+    def _read(self, read: Read, start: int, stop: int, shape: tuple[int, ...]) -> Any:
+        """What positions start:stop read of a buffer."""
+        width = read.width
+        buffer = self._as_rows(self.buffers[read.buffer], shape, width)
+        rows = self.rows_of(buffer, read.rows, start * width, stop * width)
+        return rows if width == 1 else self.backend.reshape(rows, (stop - start, *shape))
+
+    def _fetch(self, cls: _Class, source: Any, frame: Frame, shape: tuple[int, ...]) -> Any:
         """The rows of a recurrent input for one frame."""
         if isinstance(source, StateGrad):
             place = cls.layout.writes[source.state]
-            return self.pulled(place.buffer, place.base + frame.start, place.base + frame.stop)
+            width = place.width
+            rows = self.pulled(place.buffer, place.base + frame.start * width, place.base + frame.stop * width)
+            same = tuple(rows.shape[1:]) == shape
+            return rows if same else self.backend.reshape(rows, (frame.num_rows, *shape))
         read = cls.layout.reads[source]
         if not read.per_edge:
-            return self.rows_of(self.buffers[read.buffer], read.rows, frame.start, frame.stop)
+            return self._read(read, frame.start, frame.stop, shape)
         rows = self.rows_of(self.buffers[read.buffer], read.rows, frame.edge_start, frame.edge_stop)
         if not read.summed:
             return rows

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 
 from .graph import InputGraph, IntArray
-from .program import Gather, GatherAll, GatherSum
+from .program import Gather, GatherAll, GatherSum, Spec
 from .schedule import Schedule
 
 __all__ = ["Frame", "Place", "Read", "RowIndex", "Segments", "Messages", "ClassLayout", "Layout", "plan_messages",
@@ -45,10 +45,11 @@ class Frame(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a value of a class is written: position p (or edge e) in row base + p (+ e)."""
+    """Where a value of a class is written: position p (or edge e) in `width` rows from base + p * width on."""
 
     buffer: int
     base: int
+    width: int = 1
 
 
 class RowIndex:
@@ -106,6 +107,7 @@ class Read:
 
     buffer: int
     rows: RowIndex
+    width: int = 1          # rows that belong to one position
     per_edge: bool = False
     summed: bool = False
 
@@ -151,6 +153,7 @@ class Layout:
     order: list[tuple[int, int]]        # (class, launch), in the order of the run
     buffer_rows: list[int]
     messages: list[Messages]            # one per buffer
+    row_specs: list[Spec] | None = None     # of each buffer; None: those of the outputs that are written to it
 
 
 def offsets_of(counts: IntArray) -> IntArray:

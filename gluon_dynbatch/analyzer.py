@@ -1,53 +1,76 @@
 """Recorded calls -> launches, buffers and rows. Pure: arrays in, arrays out; no device, no MXNet.
 
 A token names an operand: a value of a recorded call (0, 1, ..), or an outside array, a leaf (-1, -2, ..).
+
+Rows: a value of shape (.., H) is a stretch of rows of length H in the buffer of all such rows. So a part of it, x[i], is
+there already: a call that only names part of a value (an alias) runs nowhere. An operator that treats the first axis of
+its operands as independent takes the entries of all calls as its positions, however many each has; its class is ragged,
+and a call with L entries occupies L positions. A call of any other class occupies one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-__all__ = ["Recording", "Scan", "ClassRows", "Grouping", "scan", "group"]
+__all__ = ["ClassInfo", "Recording", "Scan", "ClassRows", "Grouping", "scan", "group"]
+
+
+class ClassInfo(NamedTuple):
+    """What the analyzer knows of a class.
+
+    Parameters
+    ----------
+    operand_widths : rows that one position reads of each operand
+    split : for each operand, whether it is split over the positions of a ragged call (all False: not ragged)
+    output_widths : rows that one position writes of each output
+    output_buffers : the buffer of each output
+    alias : -1, or the first row of the operand that the call's result is
+    recorded : whether its calls were made under autograd.record
+    owns_wanted : whether it has a parameter of its own whose gradient is asked for
+    """
+
+    operand_widths: tuple[int, ...]
+    split: tuple[bool, ...]
+    output_widths: tuple[int, ...]
+    output_buffers: tuple[int, ...]
+    alias: int
+    recorded: bool
+    owns_wanted: bool
 
 
 @dataclass
 class Recording:
-    """What was recorded. A class is a signature; its calls have the same operands and outputs, apart from values.
+    """What was recorded.
 
     Parameters
     ----------
-    call_class : int64 array, shape (calls,)
-        The class of each call, in recorded order.
+    classes : list of ClassInfo
+    call_class, call_width : int64 arrays, shape (calls,)
+        The class of each call in recorded order, and the number of positions that it occupies.
     operands : int64 array
         The tokens of all calls, one after the other.
-    num_operands, num_outputs : int64 arrays, shape (classes,)
-    output_buffers : list of lists
-        For each class, the buffer of each output. A buffer holds all values of one shape and dtype.
-    recorded : bool array, shape (classes,)
-        Whether the calls of the class were made under autograd.record.
-    owns_wanted : bool array, shape (classes,)
-        Whether the class itself has a parameter whose gradient is asked for.
-    leaf_buffers : int64 array, shape (leaves,)
+    leaf_buffers, leaf_widths : int64 arrays, shape (leaves,)
     leaf_wanted : bool array, shape (leaves,)
         Whether a gradient may flow into the leaf.
     heads : int64 array
         Values that somebody outside still holds.
     """
 
+    classes: list[ClassInfo]
     call_class: Any
+    call_width: Any
     operands: Any
-    num_operands: Any
-    num_outputs: Any
-    output_buffers: list[list[int]]
-    recorded: Any
-    owns_wanted: Any
     leaf_buffers: Any
+    leaf_widths: Any
     leaf_wanted: Any
     heads: Any
+
+    def per_class(self, what: Any, dtype: type = np.int64) -> Any:
+        return np.array([what(c) for c in self.classes], dtype)
 
 
 @dataclass
@@ -63,6 +86,7 @@ class Scan:
     column_offsets: Any         # columns of class c: column_offsets[c]:column_offsets[c + 1]
     operand_offsets: Any        # operands of call i: operand_offsets[i]:operand_offsets[i + 1]
     value_offsets: Any          # values of call i: value_offsets[i]:value_offsets[i + 1]
+    maker: Any                  # of each value: the call that made it
 
 
 def _offsets(counts: Any) -> Any:
@@ -71,18 +95,20 @@ def _offsets(counts: Any) -> Any:
 
 def scan(r: Recording) -> Scan:
     """One pass in recorded order: an operand is always recorded before its reader."""
-    operand_offsets = _offsets(r.num_operands[r.call_class])
-    value_offsets = _offsets(r.num_outputs[r.call_class])
-    column_offsets = _offsets(r.num_operands)
-    depth, active, first, same, pending, wanted = _scan(
-        r.call_class, operand_offsets, value_offsets, column_offsets, r.operands, r.recorded, r.owns_wanted,
-        r.leaf_wanted)
-    return Scan(depth, active, first, same, pending, wanted, column_offsets, operand_offsets, value_offsets)
+    num_operands = r.per_class(lambda c: len(c.operand_widths))
+    num_outputs = r.per_class(lambda c: len(c.output_widths))
+    operand_offsets = _offsets(num_operands[r.call_class])
+    value_offsets = _offsets(num_outputs[r.call_class])
+    column_offsets = _offsets(num_operands)
+    found = _scan(r.call_class, operand_offsets, value_offsets, column_offsets, r.operands,
+                  r.per_class(lambda c: c.recorded, bool), r.per_class(lambda c: c.owns_wanted, bool),
+                  r.per_class(lambda c: c.alias), r.leaf_wanted)
+    return Scan(*found[:6], column_offsets, operand_offsets, value_offsets, found[6])
 
 
 @njit(cache=True, nogil=True)
-def _scan(call_class, operand_offsets, value_offsets, column_offsets, operands, recorded, owns_wanted,  # type: ignore[no-untyped-def]
-          leaf_wanted):
+def _scan(call_class, operand_offsets, value_offsets, column_offsets, operands, recorded,  # type: ignore[no-untyped-def]
+          owns_wanted, alias, leaf_wanted):
     num_calls, num_columns = len(call_class), column_offsets[-1]
     depth = np.zeros(num_calls, np.int64)
     active = np.zeros(num_calls, np.bool_)
@@ -104,7 +130,7 @@ def _scan(call_class, operand_offsets, value_offsets, column_offsets, operands, 
                 same[column] = False
             if token >= 0:
                 producer = maker[token]
-                d = max(d, depth[producer] + 1)
+                d = max(d, depth[producer] + (1 if alias[c] < 0 else 0))
                 pending[column] = True
                 arrives = active[producer]
             else:
@@ -116,7 +142,7 @@ def _scan(call_class, operand_offsets, value_offsets, column_offsets, operands, 
         active[i] = flows and recorded[c]
         for v in range(value_offsets[i], value_offsets[i + 1]):
             maker[v] = i
-    return depth, active, first, same, pending, wanted
+    return depth, active, first, same, pending, wanted, maker
 
 
 @dataclass
@@ -124,11 +150,12 @@ class ClassRows:
     """One class, grouped: its calls in the order of the run, and the rows that they read and write."""
 
     calls: Any                          # call numbers, by depth
-    offsets: Any                        # launch k runs calls[offsets[k]:offsets[k + 1]]
+    offsets: Any                        # launch k runs positions offsets[k]:offsets[k + 1]
+    call_offsets: Any                   # launch k runs calls[call_offsets[k]:call_offsets[k + 1]]
     depths: Any                         # of each launch
-    columns: dict[int, Any]             # operand -> buffer row of each call; shared operands are absent
+    columns: dict[int, Any]             # operand -> buffer rows, position after position; shared operands are absent
     shared: dict[int, int]              # operand -> leaf
-    bases: list[int]                    # of each output: call number p of the class writes row base + p
+    bases: list[int]                    # of each output: position p writes rows from base + p * width on
 
 
 @dataclass
@@ -138,64 +165,69 @@ class Grouping:
     classes: list[ClassRows]
     order: list[tuple[int, int]]        # (class, launch) by depth
     buffer_rows: list[int]
-    leaf_rows: Any                      # row of each leaf in its buffer, or -1 where it is only shared
-    leaf_counts: list[int]              # leaves at the start of each buffer
-    value_rows: Any                     # row of each value in its buffer
+    leaf_rows: Any                      # first row of each leaf in its buffer, or -1 where it is only shared
+    leaf_counts: list[int]              # rows of leaves at the start of each buffer
+    value_rows: Any                     # first row of each value in its buffer
     value_buffers: Any
     chunks: list[Any]                   # per buffer: where the rows of one (class, launch) begin and end
 
 
 def group(r: Recording, s: Scan, num_buffers: int, unbatched: bool = False) -> Grouping:
-    """Group calls by class and depth, and give every value and leaf a row.
+    """Group calls by class and depth, and give every value and leaf its rows.
 
     A buffer's rows are: the leaves, then class after class the values of its calls, by depth. With `unbatched` every
     call is a launch of its own.
     """
-    num_classes = len(r.num_operands)
+    num_classes = len(r.classes)
     key = r.call_class * (int(s.depth.max(initial=0)) + 1) + s.depth
     by_key = np.argsort(key, kind="stable")
     class_offsets = _offsets(np.bincount(r.call_class, minlength=num_classes))
-    position = np.empty(len(by_key), np.int64)
-    position[by_key] = np.arange(len(by_key)) - class_offsets[r.call_class[by_key]]
+    calls = [by_key[class_offsets[c]:class_offsets[c + 1]] for c in range(num_classes)]
+    position = np.empty(len(by_key), np.int64)          # of each call, inside its class
+    for mine in calls:
+        position[mine] = _offsets(r.call_width[mine])[:-1]
 
     shared = [{k: int(-1 - s.first[col]) for k, col in enumerate(range(*s.column_offsets[c:c + 2]))
-               if s.same[col] and not s.pending[col]} for c in range(num_classes)]
-    tokens = [_class_tokens(r, s, by_key[class_offsets[c]:class_offsets[c + 1]], c) for c in range(num_classes)]
+               if s.same[col] and not s.pending[col] and not r.classes[c].split[k]} for c in range(num_classes)]
+    tokens = [r.operands[s.operand_offsets[mine][:, None] + np.arange(len(info.operand_widths))]
+              for mine, info in zip(calls, r.classes)]
     leaf_rows, leaf_counts = _place_leaves(r, tokens, shared, num_buffers)
 
-    rows, bases, chunks = list(leaf_counts), [], [[0, n] if n else [0] for n in leaf_counts]
-    launches = []
-    for c in range(num_classes):
-        calls = by_key[class_offsets[c]:class_offsets[c + 1]]
-        depths, starts = np.unique(s.depth[calls], return_index=True)
-        if unbatched:
-            depths, starts = s.depth[calls], np.arange(len(calls))
-        offsets = np.append(starts, len(calls))
-        launches.append((calls, offsets, depths))
+    rows, bases, chunks, launches = list(leaf_counts), [], [[0, n] if n else [0] for n in leaf_counts], []
+    for mine, info in zip(calls, r.classes):
+        launches.append(_launches(r, s, mine, info, unbatched))
         bases.append([])
-        for buffer in r.output_buffers[c]:
-            bases[c].append(rows[buffer])
-            chunks[buffer].extend((rows[buffer] + offsets[1:]).tolist())
-            rows[buffer] += len(calls)
+        for buffer, width in zip(info.output_buffers, info.output_widths) if info.alias < 0 else ():
+            bases[-1].append(rows[buffer])
+            chunks[buffer].extend((rows[buffer] + launches[-1][0][1:] * width).tolist())
+            rows[buffer] += int(launches[-1][0][-1]) * width
 
     value_rows, value_buffers = _place_values(r, s, position, bases)
     classes = []
-    for c in range(num_classes):
-        columns = {k: _rows_of_tokens(tokens[c][:, k], value_rows, leaf_rows)
-                   for k in range(int(r.num_operands[c])) if k not in shared[c]}
-        classes.append(ClassRows(*launches[c], columns, shared[c], bases[c]))
+    for c, info in enumerate(r.classes):
+        starts = _starts(tokens[c], value_rows, leaf_rows)
+        columns = {k: _column_rows(starts[:, k], width, info.split[k], r.call_width[calls[c]], any(info.split))
+                   for k, width in enumerate(info.operand_widths) if k not in shared[c] and info.alias < 0}
+        offsets, call_offsets, depths = launches[c]
+        classes.append(ClassRows(calls[c], offsets, call_offsets, depths, columns, shared[c], bases[c]))
     in_order = sorted((int(d), c, k) for c, (_, _, depths) in enumerate(launches) for k, d in enumerate(depths))
     return Grouping(classes, [(c, k) for _, c, k in in_order], rows, leaf_rows, leaf_counts, value_rows, value_buffers,
                     [np.array(c, np.int64) for c in chunks])
 
 
-def _class_tokens(r: Recording, s: Scan, calls: Any, c: int) -> Any:
-    """Tokens of a class's calls, shape (calls, operands)."""
-    return r.operands[s.operand_offsets[calls][:, None] + np.arange(int(r.num_operands[c]))]
+def _launches(r: Recording, s: Scan, calls: Any, info: ClassInfo, unbatched: bool) -> Any:
+    """Launch offsets of a class as positions and as calls, and the depth of each launch. Aliases have none."""
+    if info.alias >= 0:
+        return np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(0, np.int64)
+    depths, starts = np.unique(s.depth[calls], return_index=True)
+    if unbatched:
+        depths, starts = s.depth[calls], np.arange(len(calls))
+    call_offsets = np.append(starts, len(calls))
+    return _offsets(r.call_width[calls])[call_offsets], call_offsets, depths
 
 
 def _place_leaves(r: Recording, tokens: list[Any], shared: list[dict[int, int]], num_buffers: int) -> Any:
-    """Rows for the leaves that some call reads as a row of its own."""
+    """Rows for the leaves that some call reads as rows of its own."""
     used = np.zeros(len(r.leaf_buffers), bool)
     for part, fixed in zip(tokens, shared):
         for k in range(part.shape[1]):
@@ -206,27 +238,55 @@ def _place_leaves(r: Recording, tokens: list[Any], shared: list[dict[int, int]],
     counts = []
     for buffer in range(num_buffers):
         mine = np.flatnonzero(used & (r.leaf_buffers == buffer))
-        rows[mine] = np.arange(len(mine))
-        counts.append(len(mine))
+        offsets = _offsets(r.leaf_widths[mine])
+        rows[mine] = offsets[:-1]
+        counts.append(int(offsets[-1]))
     return rows, counts
 
 
 def _place_values(r: Recording, s: Scan, position: Any, bases: list[list[int]]) -> Any:
-    """Row and buffer of every recorded value."""
-    maker = np.repeat(np.arange(len(r.call_class)), r.num_outputs[r.call_class])
-    output = np.arange(len(maker)) - s.value_offsets[maker]
-    output_offsets = _offsets(r.num_outputs)
-    flat = output_offsets[r.call_class[maker]] + output if len(maker) else maker
-    base = np.array([b for part in bases for b in part], np.int64)
-    buffers = np.array([b for part in r.output_buffers for b in part], np.int64)
-    if not len(maker):
-        return maker, maker
-    return base[flat] + position[maker], buffers[flat]
+    """First row and buffer of every recorded value."""
+    output_offsets = _offsets(r.per_class(lambda c: len(c.output_widths)))
+    base = np.array([b for part, info in zip(bases, r.classes) for b in (part or [0] * len(info.output_widths))],
+                    np.int64)
+    widths = np.array([w for info in r.classes for w in info.output_widths], np.int64)
+    buffers = np.array([b for info in r.classes for b in info.output_buffers], np.int64)
+    return _place(r.call_class, s.value_offsets, s.operand_offsets, r.operands, output_offsets, base, widths, buffers,
+                  position, r.per_class(lambda c: c.alias))
 
 
-def _rows_of_tokens(tokens: Any, value_rows: Any, leaf_rows: Any) -> Any:
-    rows = np.empty(len(tokens), np.int64)
+@njit(cache=True, nogil=True)
+def _place(call_class, value_offsets, operand_offsets, operands, output_offsets, base, widths,  # type: ignore[no-untyped-def]
+           buffers, position, alias):
+    rows = np.empty(value_offsets[-1], np.int64)
+    where = np.empty(value_offsets[-1], np.int64)
+    for i in range(len(call_class)):
+        c = call_class[i]
+        for v in range(value_offsets[i], value_offsets[i + 1]):
+            if alias[c] >= 0:
+                whole = operands[operand_offsets[i]]
+                rows[v], where[v] = rows[whole] + alias[c], where[whole]
+            else:
+                output = output_offsets[c] + v - value_offsets[i]
+                rows[v], where[v] = base[output] + position[i] * widths[output], buffers[output]
+    return rows, where
+
+
+def _starts(tokens: Any, value_rows: Any, leaf_rows: Any) -> Any:
+    """The first row of every operand, shape as `tokens`."""
+    starts = np.empty(tokens.shape, np.int64)
     recorded = tokens >= 0
-    rows[recorded] = value_rows[tokens[recorded]]
-    rows[~recorded] = leaf_rows[-1 - tokens[~recorded]]
-    return rows
+    starts[recorded] = value_rows[tokens[recorded]]
+    starts[~recorded] = leaf_rows[-1 - tokens[~recorded]]
+    return starts
+
+
+def _column_rows(starts: Any, width: int, split: bool, call_width: Any, ragged: bool) -> Any:
+    """All rows that a column reads, position after position."""
+    if split:                   # a call's rows, shared out among its positions
+        count = call_width * width
+        offsets = _offsets(count)
+        return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], count)
+    if ragged:                  # every position of a call reads the same rows
+        starts = np.repeat(starts, call_width)
+    return starts if width == 1 else (starts[:, None] + np.arange(width)).ravel()

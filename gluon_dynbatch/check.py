@@ -26,13 +26,13 @@ def check_calls(calls: Any, flushed: Any, recording: Any, scanned: Any) -> None:
         operands = [values[t] if t >= 0 else _leaf(calls.leaves[-1 - t]) for t in tokens]
         first = int(scanned.value_offsets[i])
         if signature.draws:             # random: there is no value to compare with
-            made = [flushed.row(first + k) for k in range(len(signature.output_specs))]
+            made = [flushed.row(first + k) for k in range(len(signature.output_specs()))]
         else:
             made = signature.run_alone(cls.identity and cls.identity[0], operands)
         for k, want in enumerate(made):
             values[first + k] = want
             got = flushed.row(first + k)
-            _compare(got.asnumpy(), want.asnumpy(), SPECS[signature.output_specs[k]].dtype, i, cls, k, operands)
+            _compare(got.asnumpy(), want.asnumpy(), SPECS[signature.output_specs()[k]].dtype, i, cls, k, operands)
 
 
 def _compare(got: Any, want: Any, dtype: str, number: int, cls: Any, output: int, operands: list[Any]) -> None:

@@ -25,11 +25,11 @@ from cavs_core import (
 )
 from cavs_core.mxnet_compat import autograd, mx
 
-from .analyzer import Grouping, Recording, group, scan
+from .analyzer import ClassInfo, Grouping, Recording, group, scan
 from .check import check_calls
 from .report import FlushReport
 from .signature import operand_source
-from .values import DEVICES, SPECS
+from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS
 
 __all__ = ["Flushed", "run_calls"]
 
@@ -48,15 +48,16 @@ class LeafName:
 class Flushed:
     """The results of a flush, while somebody may ask for them."""
 
-    def __init__(self, run: Run, grouping: Grouping):
-        self.run, self.grouping = run, grouping
+    def __init__(self, run: Run, grouping: Grouping, specs: list[int], only_names_rows: Any):
+        self.run, self.grouping, self.specs, self.only_names_rows = run, grouping, specs, only_names_rows
         self.heads: dict[int, Any] = {}         # value -> NDArray on the tape
         self.bases: dict[int, Any] = {}         # value -> NDArray whose views share its memory
 
     def row(self, token: int) -> Any:
-        """The value as an NDArray: a view of its row."""
-        grouping = self.grouping
-        return self.run.buffers[int(grouping.value_buffers[token])]._at(int(grouping.value_rows[token]))
+        """The value as an NDArray: a view of its rows."""
+        buffer = self.run.buffers[int(self.grouping.value_buffers[token])]
+        start, spec = int(self.grouping.value_rows[token]), self.specs[token]
+        return buffer._slice(start, start + WIDTHS[spec]).reshape(SPECS[spec].shape)
 
     def array_of(self, token: int, calls: Any) -> Any:
         if token in self.heads:
@@ -65,7 +66,8 @@ class Flushed:
             base, make = calls.views[token]
             with autograd.pause(train_mode=autograd.is_training()):
                 return make(self.base_of(base, calls))
-        return self.row(token)
+        row = self.row(token)
+        return row.copy() if self.only_names_rows[token] else row      # an operator's result has memory of its own
 
     def base_of(self, token: int, calls: Any) -> Any:
         if token not in self.bases:
@@ -91,17 +93,18 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     scope = calls.recorder.scope
     stats = scope.stats
     start = time.perf_counter()
-    recording, buffer_specs = _recording(calls)
+    recording, buffers = _recording(calls)
     scanned = scan(recording)
-    grouping = group(recording, scanned, len(buffer_specs), unbatched=scope.config.policy == "none")
-    layout, plans, names, kinds = _lay_out(calls, recording, scanned, grouping, buffer_specs)
+    grouping = group(recording, scanned, len(buffers), unbatched=scope.config.policy == "none")
+    layout, plans, names, kinds = _lay_out(calls, recording, scanned, grouping, buffers)
     analyzed = time.perf_counter()
-    context = DEVICES[buffer_specs[0]]
+    context = DEVICES[calls.value_spec[0]]
     with autograd.pause(train_mode=autograd.is_training()):
         arrays = _bind(plans, names, calls, context)
-        run = Run(layout, plans, MXNetBackend(context), arrays, _fills(calls, grouping, buffer_specs))
+        run = Run(layout, plans, MXNetBackend(context), arrays, _fills(calls, grouping, recording, buffers))
         run.forward()
-    flushed = Flushed(run, grouping)
+    naming = recording.per_class(lambda c: c.alias >= 0, bool)
+    flushed = Flushed(run, grouping, calls.value_spec, naming[recording.call_class[scanned.maker]])
     if scope.config.check:
         check_calls(calls, flushed, recording, scanned)
     _put_on_tape(flushed, calls, recording, scanned, plans, names, layout)
@@ -119,63 +122,68 @@ def run_calls(calls: Any, reason: str) -> Flushed:
 # ---- calls as arrays -------------------------------------------------------------------------
 
 def _recording(calls: Any) -> tuple[Recording, list[int]]:
-    """The calls as the analyzer reads them, and the spec of each buffer."""
-    classes = calls.classes
+    """The calls as the analyzer reads them, and the buffers of this flush by their process-wide numbers."""
     buffers: dict[int, int] = {}
 
     def buffer_of(spec: int) -> int:
-        return buffers.setdefault(spec, len(buffers))
+        return buffers.setdefault(BUFFERS[spec], len(buffers))
 
-    outputs = [[buffer_of(s) for s in c.signature.output_specs] for c in classes]
-    leaf_buffers = np.array([buffer_of(s) for s in calls.leaf_spec], np.int64)
-    recorded = np.array([c.recorded for c in classes], bool)
-    owns_wanted = np.array([c.recorded and any(p.parameter.grad_req != "null" for p in c.signature.params)
-                            for c in classes], bool)
+    classes = []
+    for cls in calls.classes:
+        signature = cls.signature
+        outputs = signature.output_specs()
+        classes.append(ClassInfo(
+            tuple(WIDTHS[s] for s in signature.operand_specs), signature.split, tuple(WIDTHS[s] for s in outputs),
+            tuple(buffer_of(s) for s in outputs), signature.alias, cls.recorded,
+            cls.recorded and any(p.parameter.grad_req != "null" for p in signature.params)))
     leaf_wanted = np.zeros(len(calls.leaves), bool)
-    if recorded.any():
+    if any(c.recorded for c in classes):
         leaf_wanted[:] = [isinstance(x, NDArray) and needs_gradient(x) for x in calls.leaves]
     alive = np.ones(len(calls.value_spec), bool)
     alive[calls.dropped] = False
     recording = Recording(
-        np.array(calls.call_class, np.int64), np.array(calls.operands, np.int64),
-        np.array([len(c.signature.operand_specs) for c in classes], np.int64),
-        np.array([len(c.signature.output_specs) for c in classes], np.int64),
-        outputs, recorded, owns_wanted, leaf_buffers, leaf_wanted, np.flatnonzero(alive))
+        classes, np.array(calls.call_class, np.int64), np.array(calls.call_rows, np.int64),
+        np.array(calls.operands, np.int64), np.array([buffer_of(s) for s in calls.leaf_spec], np.int64),
+        np.array([WIDTHS[s] for s in calls.leaf_spec], np.int64), leaf_wanted, np.flatnonzero(alive))
     return recording, list(buffers)
 
 
-def _lay_out(calls: Any, r: Recording, s: Any, g: Grouping, buffer_specs: list[int]) -> Any:
+def _lay_out(calls: Any, r: Recording, s: Any, g: Grouping, buffers: list[int]) -> Any:
     """A layout for the executor, a plan for each class, names of shared leaves, and the kinds of all operands."""
-    plans, classes, names, all_kinds = [], [], [], []
-    buffer_of = {spec: b for b, spec in enumerate(buffer_specs)}
+    local = {number: k for k, number in enumerate(buffers)}
     active = np.zeros(len(calls.classes), bool)
     np.logical_or.at(active, r.call_class, s.active)
+    leaf_names: dict[int, LeafName] = {}
+    plans, classes, all_kinds = [], [], []
     for c, rows in enumerate(g.classes):
-        signature = calls.classes[c].signature
+        signature, info = calls.classes[c].signature, r.classes[c]
         columns = range(*s.column_offsets[c:c + 2])
         kinds = ["S" if k in rows.shared else "G" if s.pending[col] else "L" for k, col in enumerate(columns)]
         wanted = [bool(active[c] and s.wanted[col] and SPECS[signature.operand_specs[k]].is_float)
                   for k, col in enumerate(columns)]
         wanted_params = tuple(bool(active[c]) and p.parameter.grad_req != "null" for p in signature.params)
-        plan = signature.plan(kinds, wanted, wanted_params, bool(active[c]), len(rows.offsets) == 2)
-        reads = {operand_source(k, kinds[k]): Read(buffer_of[signature.operand_specs[k]], RowIndex(column))
-                 for k, column in rows.columns.items()}
-        bounds = rows.offsets.tolist()
-        launches = [Frame(a, b) for a, b in zip(bounds, bounds[1:])]
-        writes = [Place(b, base) for b, base in zip(r.output_buffers[c], rows.bases)]
-        names.append({operand_source(k, "S"): leaf for k, leaf in rows.shared.items()})
-        plans.append(plan)
+        flows = bool(active[c]) and info.alias < 0
+        plans.append(signature.plan(kinds, wanted, wanted_params, flows, len(rows.offsets) == 2))
         all_kinds.append(kinds)
-        classes.append(ClassLayout(Frame(0, bounds[-1]), launches, reads, writes, {}, RowIndex(np.zeros(0, np.int64))))
-    messages = _messages(r, s, g, plans, classes)
-    leaf_names: dict[int, LeafName] = {}
-    aliases = [{source: leaf_names.setdefault(leaf, LeafName(leaf)) for source, leaf in part.items()} for part in names]
-    classes = [ClassLayout(c.whole, c.launches, c.reads, c.writes, c.sends, c.external, names=part)
-               for c, part in zip(classes, aliases)]
-    return Layout(classes, g.order, g.buffer_rows, messages), plans, leaf_names, all_kinds
+        reads = {operand_source(k, kinds[k]): Read(local[BUFFERS[signature.operand_specs[k]]], RowIndex(column),
+                                                   info.operand_widths[k]) for k, column in rows.columns.items()}
+        bounds = rows.offsets.tolist()
+        names = {operand_source(k, "S"): leaf_names.setdefault(leaf, LeafName(leaf))
+                 for k, leaf in rows.shared.items()}
+        writes = [Place(*place) for place in zip(info.output_buffers, rows.bases, info.output_widths)]
+        classes.append(ClassLayout(
+            Frame(0, bounds[-1]), [Frame(a, b) for a, b in zip(bounds, bounds[1:])], reads, writes, {}, _NO_ROWS,
+            names=names))
+    messages = _messages(r, s, g, plans, classes, calls.value_spec)
+    layout = Layout(classes, g.order, g.buffer_rows, messages, [ROW_SPECS[number] for number in buffers])
+    return layout, plans, leaf_names, all_kinds
 
 
-def _messages(r: Recording, s: Any, g: Grouping, plans: list[Any], classes: list[ClassLayout]) -> list[Any]:
+_NO_ROWS = RowIndex(np.zeros(0, np.int64))      # recorded calls pull nothing by vertex
+
+
+def _messages(r: Recording, s: Any, g: Grouping, plans: list[Any], classes: list[ClassLayout],
+              specs: list[int]) -> list[Any]:
     """Who answers whom: readers' messages first, then one for each head."""
     count = len(g.buffer_rows)
     read: list[list[Any]] = [[] for _ in range(count)]
@@ -185,25 +193,31 @@ def _messages(r: Recording, s: Any, g: Grouping, plans: list[Any], classes: list
         for source in plan.grads:
             if source in part.reads:
                 place = part.reads[source]
-                part.sends[source] = Place(place.buffer, free[place.buffer])
+                part.sends[source] = Place(place.buffer, free[place.buffer], place.width)
                 read[place.buffer].append(place.rows.rows)
                 sent[place.buffer].append(free[place.buffer] + np.arange(len(place.rows.rows)))
                 free[place.buffer] += len(place.rows.rows)
-    heads = _tape_heads(r, s)
-    for buffer in range(count):
-        mine = heads[g.value_buffers[heads] == buffer] if len(heads) else heads
-        read[buffer].append(g.value_rows[mine])
-        sent[buffer].append(free[buffer] + np.arange(len(mine)))
-        free[buffer] += len(mine)
+    for buffer, mine in enumerate(_heads_by_buffer(_tape_heads(r, s), g)):
+        widths = np.array([WIDTHS[specs[t]] for t in mine], np.int64)
+        rows = np.repeat(g.value_rows[mine], widths) + _within(widths)
+        read[buffer].append(rows)
+        sent[buffer].append(free[buffer] + np.arange(len(rows)))
+        free[buffer] += len(rows)
     return [plan_messages(g.buffer_rows[b], read[b], sent[b], free[b], g.chunks[b]) for b in range(count)]
 
 
 def _tape_heads(r: Recording, s: Any) -> Any:
     """Values that somebody holds and through which a gradient may flow."""
-    if not len(r.heads):
-        return r.heads
-    maker = np.repeat(np.arange(len(r.call_class)), r.num_outputs[r.call_class])
-    return r.heads[s.active[maker[r.heads]]]
+    return r.heads[s.active[s.maker[r.heads]]] if len(r.heads) else r.heads
+
+
+def _heads_by_buffer(heads: Any, g: Grouping) -> list[Any]:
+    return [heads[g.value_buffers[heads] == b] if len(heads) else heads for b in range(len(g.buffer_rows))]
+
+
+def _within(counts: Any) -> Any:
+    """0, 1, .. for each count, one after the other."""
+    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 # ---- arrays ----------------------------------------------------------------------------------
@@ -225,26 +239,25 @@ def _as_array(leaf: Any, context: Any) -> Any:
     return mx.nd.array(np.reshape(leaf, np.shape(leaf) or (1,)), ctx=context, dtype="float32")
 
 
-def _fills(calls: Any, g: Grouping, buffer_specs: list[int]) -> list[tuple[int, int, Any]]:
-    """The leaves of every buffer, stacked."""
-    fills = []
-    buffer_of = {spec: b for b, spec in enumerate(buffer_specs)}
-    rows: list[list[Any]] = [[None] * n for n in g.leaf_counts]
-    for leaf, row in enumerate(g.leaf_rows.tolist()):
-        if row >= 0:
-            rows[buffer_of[calls.leaf_spec[leaf]]][row] = calls.leaves[leaf]
-    for b, leaves in enumerate(rows):
-        if leaves:
-            fills.append((b, 0, _stacked(leaves, SPECS[buffer_specs[b]], DEVICES[buffer_specs[b]])))
-    return fills
+def _fills(calls: Any, g: Grouping, r: Recording, buffers: list[int]) -> list[tuple[int, int, Any]]:
+    """The leaves of every buffer, one below the other."""
+    by_buffer: list[list[int]] = [[] for _ in buffers]
+    for leaf in np.flatnonzero(g.leaf_rows >= 0).tolist():
+        by_buffer[r.leaf_buffers[leaf]].append(leaf)
+    return [(b, 0, _stacked(calls, leaves, ROW_SPECS[buffers[b]])) for b, leaves in enumerate(by_buffer) if leaves]
 
 
-def _stacked(leaves: list[Any], spec: Any, context: Any) -> Any:
-    data = [x for x in leaves if not isinstance(x, NDArray)]
-    if len(data) == len(leaves):
-        values = np.array(leaves, dtype=spec.dtype).reshape((len(leaves), *spec.shape))
-        return mx.nd.array(values, ctx=context, dtype=spec.dtype)
-    return mx.nd.stack(*[_as_array(x, context) for x in leaves], axis=0)
+def _stacked(calls: Any, leaves: list[int], row: Any) -> Any:
+    """The rows of leaves, in the order in which the analyzer placed them."""
+    context = DEVICES[calls.leaf_spec[leaves[0]]]
+    values = [calls.leaves[k] for k in leaves]
+    if not any(isinstance(x, NDArray) for x in values):
+        flat = np.concatenate([np.ravel(x) for x in values]).astype(row.dtype)
+        return mx.nd.array(flat.reshape((-1, *row.shape)), ctx=context, dtype=row.dtype)
+    arrays = [_as_array(x, context) for x in values]
+    if len({x.shape for x in arrays}) == 1:
+        return mx.nd.stack(*arrays, axis=0).reshape((-1, *row.shape))
+    return mx.nd.concat(*[x.reshape((-1, *row.shape)) for x in arrays], dim=0)
 
 
 # ---- the tape --------------------------------------------------------------------------------
@@ -259,11 +272,10 @@ def _put_on_tape(flushed: Flushed, calls: Any, r: Recording, s: Any, plans: list
     params = list(dict.fromkeys(source for plan in plans for source in plan.grads if hasattr(source, "parameter")))
     leaves = [k for k in np.flatnonzero(r.leaf_wanted).tolist()]
     inputs = [calls.leaves[k] for k in leaves] + [run.arrays[p] for p in params]
+    heads = np.concatenate(_heads_by_buffer(heads, g))          # in the order of their messages
     outputs = [flushed.row(int(t)) for t in heads]
-    starts = []
-    for b, messages in enumerate(layout.messages):
-        mine = np.flatnonzero(g.value_buffers[heads] == b)
-        starts.append((messages.num_rows - len(mine), mine.tolist()))
+    counts = [len(part) for part in _heads_by_buffer(heads, g)]
+    head_rows = [sum(WIDTHS[calls.value_spec[t]] for t in part) for part in _heads_by_buffer(heads, g)]
     held = [run]
     stats = calls.recorder.scope.stats
 
@@ -274,8 +286,14 @@ def _put_on_tape(flushed: Flushed, calls: Any, r: Recording, s: Any, plans: list
         start, before = time.perf_counter(), run.launched
         asked = [leaf_names[k] for k, want in zip(leaves, wanted) if want and k in leaf_names]
         asked += [p for p, want in zip(params, wanted[len(leaves):]) if want]
-        incoming = [(b, first, mx.nd.stack(*[output_grads[i] for i in mine], axis=0))
-                    for b, (first, mine) in enumerate(starts) if mine]
+        incoming, taken = [], 0
+        for b, (count, rows) in enumerate(zip(counts, head_rows)):
+            if count:
+                shape = (-1, *run.buffers[b].shape[1:])
+                parts = [grad.reshape(shape) for grad in output_grads[taken:taken + count]]
+                joined = mx.nd.concat(*parts, dim=0) if count > 1 else parts[0]
+                incoming.append((b, layout.messages[b].num_rows - rows, joined))
+                taken += count
         grads = run.backward([], asked, incoming)
         found = [_leaf_grad(run, g, r, grads, leaf_names, k) if want else None for k, want in zip(leaves, wanted)]
         found += [grads.get(p) for p in params]
@@ -294,6 +312,5 @@ def _leaf_grad(run: Run, g: Grouping, r: Recording, grads: dict[Any, Any], names
     row = int(g.leaf_rows[leaf])
     if row < 0:
         return shared
-    pulled = run.pulled(int(r.leaf_buffers[leaf]), row, row + 1)
-    pulled = pulled.reshape(pulled.shape[1:])
-    return run.total(shared, pulled)
+    pulled = run.pulled(int(r.leaf_buffers[leaf]), row, row + int(r.leaf_widths[leaf]))
+    return run.total(shared if shared is None else shared.reshape(pulled.shape), pulled)

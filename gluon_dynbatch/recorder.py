@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from cavs_core.mxnet_compat import autograd, gluon, mx
 
 from .errors import DiscardedError
 from .flush import Flushed, run_calls
-from .signature import Signature, operator_signature, vertex_signature
+from .signature import INDEX_OPERANDS, Signature, operator_signature, vertex_signature
 from .values import DEVICES, SPECS, array_spec, data_spec, memory_of
 
-__all__ = ["Calls", "CallClass", "Recorder"]
+__all__ = ["Calls", "CallClass", "Entry", "Recorder"]
 
 NDArray = mx.nd.NDArray
 _DATA = (int, float, np.ndarray, np.generic)
@@ -28,13 +28,21 @@ _signatures: dict[Any, Signature] = {}          # operators, for the life of the
 
 
 class CallClass:
-    """Calls with one signature, recorded under one state of autograd."""
+    """Calls with one signature, recorded under one state of autograd: they may share launches."""
 
     __slots__ = ("number", "signature", "recorded", "where", "identity")
 
     def __init__(self, number: int, signature: Signature, recorded: bool, where: str, identity: Any):
         self.number, self.signature, self.recorded, self.where = number, signature, recorded, where
         self.identity = identity                # held, so that its id stays its own while the class exists
+
+
+class Entry(NamedTuple):
+    """What a call with known operands is: its class, the positions that it occupies, and what it gives."""
+
+    cls: CallClass
+    rows: int
+    output_specs: list[int]
 
 
 class Calls:
@@ -45,13 +53,15 @@ class Calls:
     def __init__(self, recorder: Recorder):
         self.recorder = recorder
         self.classes: list[CallClass] = []
-        self.by_key: dict[Any, CallClass] = {}
+        self.by_key: dict[Any, Entry] = {}      # exact specs of the operands -> what the call is
+        self.by_signature: dict[Any, CallClass] = {}
         self.call_class: list[int] = []
+        self.call_rows: list[int] = []
         self.operands: list[int] = []
         self.value_spec: list[int] = []
         self.leaves: list[Any] = []             # arrays and numbers
         self.leaf_spec: list[int] = []
-        self.leaf_tokens: dict[int, int] = {}
+        self.leaf_tokens: dict[Any, int] = {}
         self.leaf_memory: list[tuple[int, int]] = []
         self.views: dict[int, tuple[int, Any]] = {}         # value -> (the value it is a view of, how to make it)
         self.viewed: set[int] = set()
@@ -113,6 +123,15 @@ class Calls:
             token = self.leaf_tokens[id(array)] = -len(self.leaves)
         return token
 
+    def index_token(self, array: Any) -> int:
+        """The token of an outside array that is stored by rows."""
+        key = (id(array), "by rows")
+        if key not in self.leaf_tokens:
+            self.leaves.append(array)
+            self.leaf_spec.append(array_spec(array, by_rows=True))
+            self.leaf_tokens[key] = -len(self.leaves)
+        return self.leaf_tokens[key]
+
     def note_view(self, view: LazyArray, base: LazyArray, make: Any) -> None:
         if view.owner is self and base.owner is self:
             self.views[view.token] = (base.token, make)
@@ -131,26 +150,32 @@ class Calls:
         self.leaf_spec.append(data_spec(value, context))
         return -len(self.leaves)
 
-    def append(self, cls: CallClass, tokens: list[int]) -> Any:
+    def append(self, entry: Entry, tokens: list[int]) -> Any:
         """Record one call; its result, or RETRY if the calls were flushed from another thread meanwhile."""
+        cls, rows, output_specs = entry
         signature = cls.signature
         with self.lock:
             if self.flushed is not None or self.failure is not None:
                 return RETRY
             self.call_class.append(cls.number)
+            self.call_rows.append(rows)
             self.operands += tokens
             specs = self.value_spec
             token = len(specs)
-            specs += signature.output_specs
+            specs += output_specs
         if signature.single:
             return new_lazy(self, token)
         return signature.regroup([new_lazy(self, token + k) for k in signature.distinct])
 
-    def new_class(self, key: Any, signature: Signature, recorded: bool, where: str = "",
-                  identity: Any = None) -> CallClass:
-        cls = self.by_key[key] = CallClass(len(self.classes), signature, recorded, where, identity)
-        self.classes.append(cls)
-        return cls
+    def new_entry(self, key: Any, signature: Signature, rows: int, recorded: bool, where: str = "",
+                  identity: Any = None) -> Entry:
+        cls = self.by_signature.get((signature, recorded))
+        if cls is None:
+            cls = self.by_signature[signature, recorded] = CallClass(
+                len(self.classes), signature, recorded, where, identity)
+            self.classes.append(cls)
+        entry = self.by_key[key] = Entry(cls, rows, signature.output_specs(rows))
+        return entry
 
 
 class Recorder(Listener):
@@ -189,11 +214,11 @@ class Recorder(Listener):
             self.alone(reason)
             return call()
         calls = self.calls
-        tokens = [self._token(x, calls) for x in arrays]
-        cls = self._operator_class(calls, name, attrs, tokens)
-        if cls is None:
+        tokens = self._tokens(name, arrays, calls)
+        entry = self._operator_entry(calls, name, attrs, tokens)
+        if entry is None:
             return call()
-        result = calls.append(cls, tokens)
+        result = calls.append(entry, tokens)
         if result is RETRY:
             return self.on_operator(name, arrays, attrs, out, call)
         if len(calls.call_class) >= self._most:
@@ -214,43 +239,49 @@ class Recorder(Listener):
             self._sparse_grads[id(array)] = array
         return array
 
-    def _token(self, x: Any, calls: Calls) -> int:
-        if type(x) is LazyArray and x.owner is calls:
-            return x.token
-        return calls.leaf_token(x)
+    def _tokens(self, name: str, arrays: Any, calls: Calls) -> list[int]:
+        tokens = [_token(x) if type(x) is LazyArray and _owner(x) is calls else calls.leaf_token(x) for x in arrays]
+        for k in INDEX_OPERANDS.get(name, ()):
+            if tokens[k] < 0:
+                tokens[k] = calls.index_token(arrays[k])
+        return tokens
 
-    def _operator_class(self, calls: Calls, name: str, attrs: dict[str, Any], tokens: list[int]) -> CallClass | None:
-        """The class of an operator call, or None if it must run alone."""
+    def _operator_entry(self, calls: Calls, name: str, attrs: dict[str, Any], tokens: list[int]) -> Entry | None:
+        """What an operator call is, or None if it must run alone."""
         value_spec, leaf_spec = calls.value_spec, calls.leaf_spec
         specs = tuple([value_spec[t] if t >= 0 else leaf_spec[-1 - t] for t in tokens])
         try:
             key = (name, tuple(attrs.items()), specs, self.recording, self.training)
-            cls = calls.by_key.get(key)
+            entry = calls.by_key.get(key)
         except TypeError:                       # an attribute that is a list
             key = (name, str(attrs), specs, self.recording, self.training)
-            cls = calls.by_key.get(key)
-        if cls is not None:
-            return cls
-        global_key = (key[:3], self.training)
-        signature = _signatures.get(global_key)
+            entry = calls.by_key.get(key)
+        if entry is not None:
+            return entry
+        exact = (key[:3], self.training)
+        signature = _signatures.get(exact)
         if signature is None:
             try:
                 signature = operator_signature(name, attrs, specs, self.training, name in _LISTS)
             except ProgramError as error:
                 self.alone(f"operator {name}: {str(error).splitlines()[0]}")
                 return None
-            _signatures[global_key] = signature
-        return calls.new_class(key, signature, self.recording, self._where[-1] if self._where else "")
+            if signature.ragged:                # one signature for every number of rows
+                general = ((*key[:2], signature.operand_specs, signature.split), self.training)
+                signature = _signatures.setdefault(general, signature)
+            _signatures[exact] = signature
+        rows = SPECS[specs[0]].shape[0] if signature.ragged else 1
+        return calls.new_entry(key, signature, rows, self.recording, self._where[-1] if self._where else "")
 
     def _on_write(self, name, arrays, attrs, out, call):
         """An operator that writes into an array that exists: x += y only gives x a new value, all else runs now."""
         calls = self.calls
         if (type(out) is LazyArray and out.owner is calls and arrays and not self._why_alone(name, arrays)
                 and out.token not in calls.views and out.token not in calls.viewed):
-            tokens = [self._token(x, calls) for x in arrays]
-            cls = self._operator_class(calls, name, attrs, tokens)
-            if cls is not None and cls.signature.output_specs == [calls.value_spec[out.token]]:
-                new = calls.append(cls, tokens)
+            tokens = self._tokens(name, arrays, calls)
+            entry = self._operator_entry(calls, name, attrs, tokens)
+            if entry is not None and entry.output_specs == [calls.value_spec[out.token]]:
+                new = calls.append(entry, tokens)
                 if new is not RETRY:
                     token = new.token
                     new.rebind(out.token)       # the temporary dies with the old value
@@ -308,16 +339,16 @@ class Recorder(Listener):
         except TypeError as error:
             return self._by_operators(f"{_title(title)} records operator by operator: {error}", identity, fn, args)
         key = (id(identity), id(part), tuple(specs), self.recording, self.training)
-        cls = calls.by_key.get(key)
-        if cls is None:
+        entry = calls.by_key.get(key)
+        if entry is None:
             if key in self._refused:
                 return self._by_operators(self._refused[key], identity, fn, args)
             try:
-                cls = self._vertex_class(key, identity, part, fn, _title(title), args)
+                entry = self._vertex_entry(key, identity, part, fn, _title(title), args)
             except (TraceError, ProgramError) as error:
                 self._refused[key] = f"{_title(title)} records operator by operator: {str(error).splitlines()[0]}"
                 return self._by_operators(self._refused[key], identity, fn, args)
-        result = calls.append(cls, tokens)
+        result = calls.append(entry, tokens)
         if result is RETRY:
             return self.record_vertex(identity, part, fn, title, args)
         if len(calls.call_class) >= self._most:
@@ -357,7 +388,7 @@ class Recorder(Listener):
         self.alone(reason)
         return fn(identity, *args)
 
-    def _vertex_class(self, key: Any, identity: Any, part: Any, fn: Any, title: str, args: Any) -> CallClass:
+    def _vertex_entry(self, key: Any, identity: Any, part: Any, fn: Any, title: str, args: Any) -> Entry:
         known = _vertex_signatures.setdefault(identity, {})
         signature_key = (*key[1:3], self.training)
         if signature_key not in known:
@@ -367,7 +398,7 @@ class Recorder(Listener):
             if sparse and self.recording:
                 raise ProgramError(f"the gradient of {sparse[0]} is row_sparse")
             known[signature_key] = signature
-        return self.calls.new_class(key, known[signature_key], self.recording, identity=(identity, part))
+        return self.calls.new_entry(key, known[signature_key], 1, self.recording, identity=(identity, part))
 
 
 _vertex_signatures: Any = weakref.WeakKeyDictionary()       # block or function -> its signatures

@@ -39,7 +39,8 @@ class Launch:
     title: str                          # operator or block
     where: str                          # the block whose code called it
     depth: int
-    rows: int                           # number of calls
+    calls: int
+    rows: int                           # positions: a call on (L, ..) that is split into rows has L
     operands: str                       # for each operand: shared, leaf (outside array of each call), or value
 
 
@@ -53,21 +54,25 @@ class FlushReport:
         for c, k in grouping.order:
             cls, rows = calls.classes[c], grouping.classes[c]
             self.launches.append(Launch(
-                cls.signature.title, cls.where, int(rows.depths[k]), int(rows.offsets[k + 1] - rows.offsets[k]),
+                cls.signature.title, cls.where, int(rows.depths[k]), int(rows.call_offsets[k + 1] - rows.call_offsets[k]),
+                int(rows.offsets[k + 1] - rows.offsets[k]),
                 " ".join(words[kind] for kind in kinds[c])))
+        self.aliases = len(calls.call_class) - sum(launch.calls for launch in self.launches)
         self._arrays = (recording, scanned, grouping)
 
     def edges(self) -> list[tuple[int, int]]:
         """Pairs (launch, launch that reads it), as positions in `launches`."""
         r, s, g = self._arrays
-        launch_of = np.empty(len(r.call_class), np.int64)
+        launch_of = np.zeros(len(r.call_class), np.int64)
         for number, (c, k) in enumerate(g.order):
             rows = g.classes[c]
-            launch_of[rows.calls[rows.offsets[k]:rows.offsets[k + 1]]] = number
-        maker = np.repeat(np.arange(len(r.call_class)), r.num_outputs[r.call_class])
-        reader = np.repeat(np.arange(len(r.call_class)), r.num_operands[r.call_class])
+            launch_of[rows.calls[rows.call_offsets[k]:rows.call_offsets[k + 1]]] = number
+        for call in np.flatnonzero(r.per_class(lambda c: c.alias)[r.call_class] >= 0):      # in recorded order
+            launch_of[call] = launch_of[s.maker[r.operands[s.operand_offsets[call]]]]
+        reader = np.repeat(np.arange(len(r.call_class)), np.diff(s.operand_offsets))
         recorded = r.operands >= 0
-        pairs = np.stack([launch_of[maker[r.operands[recorded]]], launch_of[reader[recorded]]], axis=1)
+        pairs = np.stack([launch_of[s.maker[r.operands[recorded]]], launch_of[reader[recorded]]], axis=1)
+        pairs = pairs[pairs[:, 0] != pairs[:, 1]]
         return [(int(a), int(b)) for a, b in np.unique(pairs, axis=0)] if len(pairs) else []
 
 
@@ -75,10 +80,11 @@ def explain(stats: Stats, flushes: list[FlushReport]) -> str:
     """A readable plan: every launch, and everything that was not batched."""
     lines = [str(stats)]
     for number, flush in enumerate(flushes):
-        total = sum(launch.rows for launch in flush.launches)
-        lines += ["", f"flush {number} ({flush.reason}): {total} calls in {len(flush.launches)} launches"]
-        lines += _table([("depth", "rows", "what", "operands", "called by")] + [
-            (str(x.depth), str(x.rows), x.title, x.operands, x.where) for x in flush.launches])
+        total = sum(launch.calls for launch in flush.launches)
+        lines += ["", f"flush {number} ({flush.reason}): {total} calls in {len(flush.launches)} launches, "
+                      f"{flush.aliases} that only name rows"]
+        lines += _table([("depth", "calls", "rows", "what", "operands", "called by")] + [
+            (str(x.depth), str(x.calls), str(x.rows), x.title, x.operands, x.where) for x in flush.launches])
     lines += ["", "ran alone (not batched):" if stats.fallbacks else "nothing ran alone"]
     lines += _table([("calls", "why")] + [(str(n), reason) for reason, n in stats.fallbacks.items()]) \
         if stats.fallbacks else []
@@ -99,7 +105,7 @@ def launch_graph(flushes: list[FlushReport]) -> Any:
     for f, flush in enumerate(flushes):
         for k, launch in enumerate(flush.launches):
             graph.add_node((f, k), flush=f, title=launch.title, where=launch.where, depth=launch.depth,
-                           rows=launch.rows)
+                           calls=launch.calls, rows=launch.rows)
         graph.add_edges_from(((f, a), (f, b)) for a, b in flush.edges())
     return graph
 
@@ -127,6 +133,6 @@ def draw_launches(flushes: list[FlushReport], path: str) -> None:
                       fontsize=7)
     axes.set_xlabel("depth (flush after flush)")
     axes.set_yticks([])
-    axes.set_title(f"{graph.number_of_nodes()} launches for {sum(d['rows'] for _, d in graph.nodes(data=True))} calls")
+    axes.set_title(f"{graph.number_of_nodes()} launches for {sum(d['calls'] for _, d in graph.nodes(data=True))} calls")
     axes.margins(0.15)
     figure.savefig(path, bbox_inches="tight")

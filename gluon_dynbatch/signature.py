@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from cavs_core import (
     ROW,
     SHARED,
@@ -15,11 +17,13 @@ from cavs_core import (
     Leaf,
     Param,
     Program,
+    ProgramError,
     Shared,
     Spec,
     TraceError,
     VertexProgram,
     lookup,
+    one_row_program,
     own_outputs,
     plan_class,
     respecified,
@@ -27,7 +31,7 @@ from cavs_core import (
 )
 from cavs_core.mxnet_compat import autograd, mx
 
-from .values import DEVICES, SPECS, spec_number
+from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS, is_by_rows, spec_number
 
 __all__ = ["Signature", "operator_signature", "vertex_signature"]
 
@@ -38,14 +42,16 @@ class Signature:
     Attributes
     ----------
     title : what people call it, in reports
-    operand_specs, output_specs : spec numbers
+    operand_specs : spec numbers of the operands; of one row, for operands that are split
+    split : which operands are split over the positions of a call; if any, the calls are ragged
+    alias : -1, or the first row of the operand that the result is: such a call runs nowhere
     regroup : the call's result from the list of its distinct outputs
     run_alone : (block, operands) -> the distinct outputs of the call by itself on real arrays, by MXNet
     draws : whether the result is random
     """
 
     def __init__(self, title: str, program: Program, operand_specs: Sequence[int], context: Any, template: Any,
-                 run_alone: Callable[[Any, list[Any]], list[Any]]):
+                 run_alone: Callable[[Any, list[Any]], list[Any]], split: Sequence[bool] = (), alias: int = -1):
         values = list(dict.fromkeys(program.outputs))       # an array that is returned twice is one output
         places = [values.index(v) for v in program.outputs]
         builder = Builder(program)
@@ -54,16 +60,29 @@ class Signature:
         self.title = title
         self.vertex = VertexProgram(program, len(values))
         self.operand_specs = tuple(operand_specs)
-        self.output_specs = [spec_number(program.specs[v].shape, program.specs[v].dtype, context)
-                             for v in program.outputs]
+        self.split = tuple(split) if split else (False,) * len(self.operand_specs)
+        self.ragged = any(self.split)
+        self.context = context
+        self._output_specs: dict[int, list[int]] = {}
         self.distinct = range(len(values))
         self.single = len(values) == 1 and template == 0
+        self.alias = alias
         self.regroup = _make_regroup(_map_nested(lambda k: k if k is None else places[k], template))
         self.params = [s for s in program.inputs.values() if isinstance(s, Param)]
         self.draws = any(instr.op == "uniform_like" for instr in program.instrs)
         self.run_alone = lambda block, operands: [
             flat[places.index(k)] for flat in [run_alone(block, operands)] for k in range(len(values))]
         self._plans: dict[Any, ClassPlan] = {}
+
+    def output_specs(self, rows: int = 1) -> list[int]:
+        """Spec numbers of the outputs of a call; `rows` is the number of its rows, if calls are ragged."""
+        if rows not in self._output_specs:
+            specs = [self.vertex.program.specs[v] for v in self.vertex.program.outputs]
+            shapes = [(rows, *s.shape[1:]) if self.ragged else s.shape for s in specs]
+            by_rows = self.ragged or (self.alias >= 0 and ROW_SPECS[BUFFERS[self.operand_specs[0]]].shape == (1,))
+            self._output_specs[rows] = [spec_number(shape, s.dtype, self.context, by_rows)
+                                        for shape, s in zip(shapes, specs)]
+        return self._output_specs[rows]
 
     def plan(self, kinds: Sequence[str], wanted: Sequence[bool], wanted_params: tuple[bool, ...], recorded: bool,
              in_one_launch: bool) -> ClassPlan:
@@ -89,16 +108,24 @@ def operand_source(index: int, kind: str) -> Any:
     return Shared(index) if kind == "S" else Leaf(index) if kind == "L" else Gather(index, 0)
 
 
+#: operands that hold one number for each row of another: vectors there are stored by rows
+INDEX_OPERANDS = {"Embedding": (0,), "take": (1,), "pick": (1,), "one_hot": (0,), "SoftmaxOutput": (1,)}
+
+
 def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], training: bool,
                        output_is_list: bool) -> Signature:
     """One operator call as a program; raises ProgramError or UnsupportedOpError where it has none."""
     op = lookup(name)
     if "training" in op.attrs:
         attrs = {**attrs, "training": training}
-    builder = Builder(Program(name=name))
-    inputs = [builder.input(SPECS[s], Arg(k)) for k, s in enumerate(specs)]
-    builder.program.outputs = builder.call(name, inputs, attrs)
-    count = len(builder.program.outputs)
+
+    def build(shapes: Sequence[tuple[int, ...]]) -> Program:
+        builder = Builder(Program(name=name))
+        inputs = [builder.input(Spec(shape, SPECS[s].dtype), Arg(k)) for k, (shape, s) in enumerate(zip(shapes, specs))]
+        builder.program.outputs = builder.call(name, inputs, attrs)
+        return builder.program
+
+    program = build([SPECS[s].shape for s in specs])
     given = {k: v for k, v in attrs.items() if k != "training"}
 
     def run_alone(_: Any, operands: list[Any]) -> list[Any]:
@@ -106,8 +133,63 @@ def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], t
         with autograd.pause(train_mode=training):
             return _flat(function(*operands, **given))
 
-    return Signature(name, builder.program, specs, DEVICES[specs[0]],
-                     list(range(count)) if output_is_list or count > 1 else 0, run_alone)
+    count = len(program.outputs)
+    template = list(range(count)) if output_is_list or count > 1 else 0
+    context = DEVICES[specs[0]]
+    alias = _alias_of(name, program, specs[0])
+    if alias >= 0:
+        return Signature(name, program, specs, context, template, run_alone, alias=alias)
+    for split in _splits(specs):
+        row_program = _row_program(build, specs, split)
+        if row_program is not None:
+            row_specs = [spec_number((1, *SPECS[s].shape[1:]), SPECS[s].dtype, context, by_rows=True) if part else s
+                         for s, part in zip(specs, split)]
+            return Signature(name, row_program, row_specs, context, template, run_alone, split)
+    return Signature(name, program, specs, context, template, run_alone)
+
+
+def _splits(specs: Sequence[int]) -> list[tuple[bool, ...]]:
+    """Which operands may have the rows: all whose first axis is as long as the first operand's, or that one alone."""
+    rows = SPECS[specs[0]].shape[0]
+    every = tuple(SPECS[s].shape[0] == rows and is_by_rows(s) for s in specs)
+    alone = (every[0],) + (False,) * (len(specs) - 1)
+    return list(dict.fromkeys(split for split in (every, alone) if split[0]))
+
+
+def _row_program(build: Any, specs: Sequence[int], split: Sequence[bool]) -> Program | None:
+    def with_rows(rows: int) -> Program:
+        return build([(rows, *SPECS[s].shape[1:]) if part else SPECS[s].shape for s, part in zip(specs, split)])
+
+    try:
+        return one_row_program(with_rows)
+    except ProgramError:                # an attribute names the number of rows
+        return None
+
+
+_NAMING = ("slice", "slice_axis", "Reshape", "expand_dims", "squeeze", "Flatten", "reshape_like")
+
+
+def _alias_of(name: str, program: Program, spec: int) -> int:
+    """The first row of the operand that a slice or reshape only names; -1 if it makes something new."""
+    if name not in _NAMING:
+        return -1
+    row = ROW_SPECS[BUFFERS[spec]].shape[0]
+    have = SPECS[spec].shape if SPECS[spec].shape[-1] == row else (*SPECS[spec].shape, 1)
+    made = program.specs[program.outputs[0]].shape
+    if made[-1] != row and not (row == 1 and len(made) == 1):
+        return -1
+    rows = np.arange(WIDTHS[spec]).reshape(have[:-1])
+    for instr in program.instrs:
+        a = dict(instr.attrs)
+        if instr.op == "slice":
+            parts = [slice(*bes) for bes in zip(a["begin"], a["end"], a["step"])]
+            if len(parts) == len(have) and len(range(*parts.pop().indices(row))) != row:
+                return -1
+            rows = rows[tuple(parts)]
+        elif instr.op not in ("Reshape", "_copy"):
+            return -1
+    rows = rows.ravel()
+    return int(rows[0]) if (np.diff(rows) == 1).all() else -1
 
 
 def vertex_signature(fn: Any, block: Any, title: str, nested: Any, specs: Sequence[int], training: bool) -> Signature:

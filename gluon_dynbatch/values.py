@@ -1,4 +1,9 @@
-"""Specs by number, and a quick look at outside arrays: what recording a leaf costs is decided here."""
+"""Specs by number, and a quick look at outside arrays: what recording a leaf costs is decided here.
+
+A spec says what a value looks like and how it is stored: as `WIDTHS[n]` rows of the shape `ROW_SPECS[BUFFERS[n]]`. A value
+of shape (.., H) is rows of length H; a vector is one row, or, where it holds one number for each entry of something
+(`by_rows`: word ids, labels, losses), one row per number.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,17 @@ import numpy as np
 from cavs_core import Spec
 from cavs_core.mxnet_compat import mx
 
-__all__ = ["SPECS", "DEVICES", "spec_number", "array_spec", "data_spec", "memory_of"]
+__all__ = ["SPECS", "DEVICES", "BUFFERS", "WIDTHS", "ROW_SPECS", "spec_number", "array_spec", "data_spec", "memory_of",
+           "is_by_rows"]
 
 _LIB = mx.base._LIB
 SPECS: list[Spec] = []              # number -> shape and dtype
 DEVICES: list[object] = []          # number -> context
+BUFFERS: list[int] = []             # number -> number of the buffer that holds its rows
+WIDTHS: list[int] = []              # number -> rows
+ROW_SPECS: list[Spec] = []          # buffer number -> shape and dtype of a row
 _numbers: dict[tuple, int] = {}
+_buffer_numbers: dict[tuple, int] = {}
 _lock = threading.Lock()
 
 _ndim, _sizes, _dtype = ctypes.c_int(), ctypes.POINTER(ctypes.c_int)(), ctypes.c_int()
@@ -27,9 +37,10 @@ _by_ref = tuple(ctypes.byref(x) for x in (_ndim, _sizes, _dtype, _kind, _device)
 _cells = threading.Lock()           # the C calls write into the cells above: one thread at a time
 
 
-def spec_number(shape, dtype, context) -> int:
+def spec_number(shape, dtype, context, by_rows: bool = False) -> int:
     """The number of a spec on a device; equal specs have one number for the life of the process."""
-    return _number((tuple(shape), dtype, context.device_typeid, context.device_id))
+    shape = tuple(shape)
+    return _number((shape, dtype, context.device_typeid, context.device_id, by_rows and _is_vector(shape)))
 
 
 def _number(key) -> int:
@@ -39,20 +50,38 @@ def _number(key) -> int:
         pass
     with _lock:
         if key not in _numbers:
-            SPECS.append(Spec(key[0], key[1]))
-            DEVICES.append(mx.Context(mx.Context.devtype2str[key[2]], key[3]))
+            shape, dtype, kind, device, by_rows = key
+            row = (1,) if by_rows else shape[-1:]
+            width = int(np.prod(shape)) // row[0]
+            SPECS.append(Spec(shape, dtype))
+            DEVICES.append(mx.Context(mx.Context.devtype2str[kind], device))
+            WIDTHS.append(width)
+            buffer = _buffer_numbers.setdefault((row, dtype, kind, device), len(ROW_SPECS))
+            if buffer == len(ROW_SPECS):
+                ROW_SPECS.append(Spec(row, dtype))
+            BUFFERS.append(buffer)
             _numbers[key] = len(SPECS) - 1
         return _numbers[key]
 
 
-def array_spec(array) -> int:
+def _is_vector(shape) -> bool:
+    return len(shape) == 1 and shape[0] > 1
+
+
+def is_by_rows(number: int) -> bool:
+    """Whether the entries of a value's first axis are rows of their own."""
+    return len(SPECS[number].shape) > 1 or ROW_SPECS[BUFFERS[number]].shape == (1,)
+
+
+def array_spec(array, by_rows: bool = False) -> int:
     """The spec number of an NDArray, by three bare C calls (its properties cost four times as much)."""
     handle = array.handle
     with _cells:
         if _get_shape(handle, _by_ref[0], _by_ref[1]) or _get_dtype(handle, _by_ref[2]) \
                 or _get_context(handle, _by_ref[3], _by_ref[4]):
             raise mx.base.get_last_ffi_error()
-        return _number((tuple(_sizes[:_ndim.value]), _DTYPES[_dtype.value], _kind.value, _device.value))
+        shape = tuple(_sizes[:_ndim.value])
+        return _number((shape, _DTYPES[_dtype.value], _kind.value, _device.value, by_rows and _is_vector(shape)))
 
 
 def memory_of(array) -> tuple[int, int]:
@@ -67,4 +96,3 @@ def data_spec(value, context) -> int:
     """The spec number of a Python number or a numpy array, as mx.nd.array would make it."""
     shape = np.shape(value) or (1,)
     return spec_number(shape, "float32", context)
-

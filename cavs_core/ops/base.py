@@ -76,6 +76,10 @@ class Op:
             raise NotImplementedError(self.name)
         return e.emit(self.name, *[x.lift() for x in xs], **a)
 
+    def splits_rows(self, a: dict[str, Any], specs: Sequence[Spec], split: Sequence[bool]) -> bool:
+        """Whether the first axis of the operands in `split` is one of independent rows, in them and in the outputs."""
+        return self.rowwise and all(part or s.shape[0] == 1 for s, part in zip(specs, split))
+
     def can_sum_rows(self, specs: Sequence[Spec]) -> bool:
         """Whether `summed_rows` makes the sum over all rows of the result without making the rows."""
         return False

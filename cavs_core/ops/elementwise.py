@@ -250,6 +250,9 @@ class Where(Op):
     def infer(self, a, c, x, y):
         return [(x.shape, x.dtype)]
 
+    def splits_rows(self, a, specs, split):
+        return all(split)
+
     def rows(self, e, a, *xs):
         return e.emit(self.name, *[x.stack(xs) for x in xs])
 

@@ -26,6 +26,9 @@ class Lookup(Op):
     def infer(self, a, table, index):
         return [(index.shape + table.shape[1:], table.dtype)]
 
+    def splits_rows(self, a, specs, split):
+        return tuple(split) == (False, True)
+
     def rows(self, e, a, table, index):
         if not table.stacked:
             return e.emit(self.name, table.array, index.array)
@@ -160,6 +163,9 @@ class Pick(Op):
 
     def infer(self, a, x, index):
         return [(tuple(1 if i == a["axis"] else n for i, n in enumerate(x.shape)), x.dtype)]
+
+    def splits_rows(self, a, specs, split):
+        return a["axis"] != 0 and all(split)
 
     def rows(self, e, a, *xs):
         return e.emit(self.name, *[x.stack(xs) for x in xs], axis=a["axis"] + 1)

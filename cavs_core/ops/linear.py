@@ -27,6 +27,9 @@ class Matmul(Op):
                                f"{y.dtype}{list(y.shape)} (transposed: {a['transpose_b']}) does not fit")
         return [((*lead, m, n), x.dtype)]
 
+    def splits_rows(self, a, specs, split):
+        return tuple(split) == (True, False) and not a["transpose_a"]
+
     def rows(self, e, a, x, y):
         ta, tb = a["transpose_a"], a["transpose_b"]
         if x.stacked and y.stacked:
@@ -86,6 +89,9 @@ def _swap(e, array, shape):
 
 class BatchMatmul(Matmul):
     """(b, m, k) x (b, k, n)."""
+
+    def splits_rows(self, a, specs, split):
+        return all(split)
 
     def rows(self, e, a, *xs):
         flat = [e.emit("Reshape", x.stack(xs), shape=(-3, 0, 0)) for x in xs]

@@ -78,6 +78,9 @@ class SoftmaxLoss(Op):
     def infer(self, a, x, target, weight):
         return [(x.shape, x.dtype)]
 
+    def splits_rows(self, a, specs, split):
+        return a["axis"] != 0 and all(split)
+
     def rows(self, e, a, x, target, weight):
         return e.emit("softmax_plain", x.stack([target, weight]), axis=2)
 

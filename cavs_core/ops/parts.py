@@ -25,6 +25,9 @@ class Concat(Op):
         total = sum(x.shape[dim] for x in xs)
         return [(first.shape[:dim] + (total,) + first.shape[dim + 1:], first.dtype)]
 
+    def splits_rows(self, a, specs, split):
+        return a["dim"] != 0 and all(split)
+
     def rows(self, e, a, *xs):
         return e.emit(self.name, *[x.stack(xs) for x in xs], dim=a["dim"] + 1)
 
@@ -73,6 +76,9 @@ class SliceChannel(Op):
         part = list(x.shape)
         part[a["axis"]] //= a["num_outputs"]
         return [(tuple(part), x.dtype)] * a["num_outputs"]
+
+    def splits_rows(self, a, specs, split):
+        return a["axis"] != 0
 
     def rows(self, e, a, x):
         return e.emit_many(self.name, a["num_outputs"], x.array, num_outputs=a["num_outputs"], axis=a["axis"] + 1)
@@ -133,6 +139,9 @@ class Slice(Op):
     def _behind_rows(a):
         return {k: (None, *v) for k, v in a.items()}
 
+    def splits_rows(self, a, specs, split):
+        return range(specs[0].shape[0])[slice(a["begin"][0], a["end"][0], a["step"][0])] == range(specs[0].shape[0])
+
     def rows(self, e, a, x):
         return e.emit(self.name, x.array, **self._behind_rows(a))
 
@@ -151,6 +160,9 @@ class SliceAssign(Slice):
         if y.shape != shape or y.dtype != x.dtype:
             raise ProgramError(f"{self.name}: {y} does not fit a part of shape {shape} of {x}")
         return [(x.shape, x.dtype)]
+
+    def splits_rows(self, a, specs, split):
+        return super().splits_rows(a, specs, split) and all(split)
 
     def rows(self, e, a, *xs):
         return e.emit(self.name, *[x.stack(xs) for x in xs], **self._behind_rows(a))
@@ -205,6 +217,9 @@ class Reverse(Op):
 
     def infer(self, a, x):
         return [(x.shape, x.dtype)]
+
+    def splits_rows(self, a, specs, split):
+        return 0 not in a["axis"]
 
     def rows(self, e, a, x):
         return e.emit(self.name, x.array, axis=tuple(i + 1 for i in a["axis"]))

@@ -20,6 +20,9 @@ class Reduce(Op):
     def infer(self, a, x):
         return [(tuple(1 if i in a["axis"] else n for i, n in enumerate(x.shape)), x.dtype)]
 
+    def splits_rows(self, a, specs, split):
+        return 0 not in a["axis"]
+
     def rows(self, e, a, x):
         return e.emit(self.name, x.array, axis=tuple(i + 1 for i in a["axis"]))
 
@@ -132,6 +135,9 @@ class ArgReduce(Op):
     def infer(self, a, x):
         return [(tuple(1 if i == a["axis"] else n for i, n in enumerate(x.shape)), x.dtype)]
 
+    def splits_rows(self, a, specs, split):
+        return a["axis"] != 0
+
     def rows(self, e, a, x):
         return e.emit(self.name, x.array, axis=a["axis"] + 1)
 
@@ -170,6 +176,9 @@ class SoftmaxOp(Op):
 
     def infer(self, a, x):
         return [(x.shape, x.dtype)]
+
+    def splits_rows(self, a, specs, split):
+        return a["axis"] != 0
 
     def rows(self, e, a, x):
         return e.emit(self.name, x.array, axis=a["axis"] + 1)

@@ -63,6 +63,9 @@ class Reshape(Op):
         target = resolve_reshape(b.shape(xs[0]), shape, a["reverse"])
         return super().build(b, {"shape": target}, xs)
 
+    def splits_rows(self, a, specs, split):
+        return a["shape"][0] == specs[0].shape[0]
+
     def rows(self, e, a, x):
         return e.emit(self.name, x.array, shape=(0, *a["shape"]))
 
@@ -132,6 +135,9 @@ class Transpose(Op):
     def infer(self, a, x):
         return [(tuple(x.shape[i] for i in a["axes"]), x.dtype)]
 
+    def splits_rows(self, a, specs, split):
+        return a["axes"][0] == 0
+
     def rows(self, e, a, x):
         return e.emit(self.name, x.array, axes=(0, *[i + 1 for i in a["axes"]]))
 
@@ -171,6 +177,9 @@ class BroadcastTo(Op):
 
     def infer(self, a, x):
         return [(a["shape"], x.dtype)]
+
+    def splits_rows(self, a, specs, split):
+        return a["shape"][0] == specs[0].shape[0]
 
     def rows(self, e, a, x):
         return e.emit(self.name, x.array, shape=(0, *a["shape"]))

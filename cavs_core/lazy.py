@@ -14,7 +14,8 @@ import numpy as np
 
 from .mxnet_compat import mx
 
-__all__ = ["LazyArray", "Listener", "become_array", "current_listener", "listening", "new_lazy", "operator_name"]
+__all__ = ["LazyArray", "Listener", "become_array", "listening", "make_results", "operator_name", "owner_of",
+           "thread_state", "token_of"]
 
 NDArray = mx.nd.NDArray
 _Base = NDArray.__mro__[1]                      # NDArrayBase: the class that has the slots
@@ -46,8 +47,9 @@ class LazyArray(NDArray, metaclass=_LazyType):
         _OWNER.__set__(self, owner)
         _TOKEN.__set__(self, token)
 
-    def __del__(self):  # NDArray's own reads `handle`, which would ask for the value
-        _OWNER.__get__(self).released(_TOKEN.__get__(self))
+    # NDArray's own reads `handle`, which would ask for the value. (Defaults: names that cost no look-up.)
+    def __del__(self, owner_of=_OWNER.__get__, token_of=_TOKEN.__get__):
+        owner_of(self).released(token_of(self))
 
     handle = property(lambda self: _OWNER.__get__(self).value_of(self))
     writable = property(lambda self: True)
@@ -130,15 +132,36 @@ class LazyArray(NDArray, metaclass=_LazyType):
         return (self[i] for i in range(self.shape[0]))
 
 
-_new, _set_owner, _set_token = LazyArray.__new__, _OWNER.__set__, _TOKEN.__set__
+owner_of, token_of = _OWNER.__get__, _TOKEN.__get__     # of a LazyArray; the properties cost twice as much
 
 
-def new_lazy(owner, token):
-    """LazyArray(owner, token), in a third of the time: a call of a vertex makes several."""
-    lazy = _new(LazyArray)
-    _set_owner(lazy, owner)
-    _set_token(lazy, token)
-    return lazy
+def make_results(template):
+    """A function (owner, first token) -> new LazyArrays in the structure of `template`, whose numbers count tokens.
+
+    Generated, because every recorded call goes through it: it makes the arrays in a third of the time.
+    """
+    count = 1 + max(_numbers(template), default=-1)
+    lines = ["def results(owner, token):"]
+    for k in range(count):
+        lines += [f"    r{k} = new(LazyArray)", f"    set_owner(r{k}, owner)", f"    set_token(r{k}, token + {k})"]
+    lines.append(f"    return {_structure(template)}")
+    names = {"new": LazyArray.__new__, "set_owner": _OWNER.__set__, "set_token": _TOKEN.__set__, "LazyArray": LazyArray}
+    exec("\n".join(lines), names)
+    return names["results"]
+
+
+def _numbers(template):
+    if isinstance(template, (list, tuple)):
+        return [k for part in template for k in _numbers(part)]
+    return [] if template is None else [template]
+
+
+def _structure(template):
+    if isinstance(template, tuple):
+        return f"({''.join(_structure(part) + ', ' for part in template)})"
+    if isinstance(template, list):
+        return f"[{', '.join(_structure(part) for part in template)}]"
+    return "None" if template is None else f"r{template}"
 
 
 def become_array(lazy, array):
@@ -206,7 +229,7 @@ class _Local(threading.local):
     listener = None         # a class default: cheaper than getattr with a default on a missing name
 
 
-_local = _Local()
+_local = thread_state = _Local()         # thread_state.listener: who listens on this thread
 _lock = threading.Lock()
 _installed = 0
 _register = mx.ndarray.register
@@ -245,7 +268,7 @@ def _install():
         if listener is None:
             return invoke(handle, ndargs, keys, vals, out, is_np_op, output_is_list)
         return listener.on_operator(
-            operator_name(handle), ndargs, dict(zip(keys, vals)), out,
+            _names.get(handle) or operator_name(handle), ndargs, dict(zip(keys, vals)), out,
             lambda: invoke(handle, ndargs, keys, vals, out, is_np_op, output_is_list))
 
     def hooked_block_call(self, *args):
@@ -282,11 +305,6 @@ def _uninstall():
     for (owner, name), original in _originals.items():
         setattr(owner, name, original)
     _originals.clear()
-
-
-def current_listener():
-    """Who listens on this thread, if anybody."""
-    return _local.listener
 
 
 def operator_name(handle):

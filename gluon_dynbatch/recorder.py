@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cavs_core import LazyArray, Listener, ProgramError, TraceError, listening, new_lazy, supports
+from cavs_core import LazyArray, Listener, ProgramError, TraceError, listening, owner_of, supports, token_of
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 from .errors import DiscardedError
-from .flush import Flushed, run_calls
+from .runtime import Flushed, run_calls
 from .signature import INDEX_OPERANDS, Signature, operator_signature, vertex_signature
 from .values import DEVICES, SPECS, array_spec, data_spec, memory_of
 
@@ -21,7 +21,6 @@ __all__ = ["Calls", "CallClass", "Entry", "Recorder"]
 
 NDArray = mx.nd.NDArray
 _DATA = (int, float, np.ndarray, np.generic)
-_owner, _token = LazyArray.owner.fget, LazyArray.token.fget
 BaseSparseNDArray = mx.nd.sparse.BaseSparseNDArray
 RETRY = object()
 _signatures: dict[Any, Signature] = {}          # operators, for the life of the process
@@ -40,9 +39,10 @@ class CallClass:
 class Entry(NamedTuple):
     """What a call with known operands is: its class, the positions that it occupies, and what it gives."""
 
-    cls: CallClass
+    class_number: int
     rows: int
     output_specs: list[int]
+    signature: Signature
 
 
 class Calls:
@@ -55,9 +55,13 @@ class Calls:
         self.classes: list[CallClass] = []
         self.by_key: dict[Any, Entry] = {}      # exact specs of the operands -> what the call is
         self.by_signature: dict[Any, CallClass] = {}
-        self.call_class: list[int] = []
-        self.call_rows: list[int] = []
-        self.operands: list[int] = []
+        # The log is appended to in one step, so that a flush from another thread sees whole calls; the three
+        # columns exist once it is sealed.
+        self.log: list[tuple[int, int, list[int]]] = []     # (class, positions, operand tokens)
+        self.sealed = False
+        self.call_class: tuple[int, ...] = ()
+        self.call_rows: tuple[int, ...] = ()
+        self.operand_tokens: tuple[list[int], ...] = ()
         self.value_spec: list[int] = []
         self.leaves: list[Any] = []             # arrays and numbers
         self.leaf_spec: list[int] = []
@@ -96,8 +100,10 @@ class Calls:
         with self.lock:
             if self.failure is not None:
                 raise self.failure
-            if self.flushed is None and self.call_class:
+            if self.flushed is None and self.log:
+                self.sealed = True
                 self.recorder.start_new_calls(self)
+                self.call_class, self.call_rows, self.operand_tokens = zip(*self.log)
                 try:
                     with listening(None):       # what the engine runs is nobody's call
                         self.flushed = run_calls(self, reason)
@@ -152,20 +158,19 @@ class Calls:
 
     def append(self, entry: Entry, tokens: list[int]) -> Any:
         """Record one call; its result, or RETRY if the calls were flushed from another thread meanwhile."""
-        cls, rows, output_specs = entry
-        signature = cls.signature
+        number, rows, output_specs, signature = entry
+        specs = self.value_spec
+        token = len(specs)
+        specs += output_specs
+        self.log.append((number, rows, tokens))
+        if self.sealed and self._came_too_late():
+            return RETRY
+        return signature.results(self, token)
+
+    def _came_too_late(self) -> bool:
+        """Whether the last call is not among those that another thread is flushing."""
         with self.lock:
-            if self.flushed is not None or self.failure is not None:
-                return RETRY
-            self.call_class.append(cls.number)
-            self.call_rows.append(rows)
-            self.operands += tokens
-            specs = self.value_spec
-            token = len(specs)
-            specs += output_specs
-        if signature.single:
-            return new_lazy(self, token)
-        return signature.regroup([new_lazy(self, token + k) for k in signature.distinct])
+            return len(self.log) > len(self.call_class)
 
     def new_entry(self, key: Any, signature: Signature, rows: int, recorded: bool, where: str = "",
                   identity: Any = None) -> Entry:
@@ -174,7 +179,7 @@ class Calls:
             cls = self.by_signature[signature, recorded] = CallClass(
                 len(self.classes), signature, recorded, where, identity)
             self.classes.append(cls)
-        entry = self.by_key[key] = Entry(cls, rows, signature.output_specs(rows))
+        entry = self.by_key[key] = Entry(cls.number, rows, signature.output_specs(rows), signature)
         return entry
 
 
@@ -209,41 +214,51 @@ class Recorder(Listener):
             return self._on_write(name, arrays, attrs, out, call)
         if not arrays:
             return call()                       # makes an array from nothing: a leaf
-        reason = self._why_alone(name, arrays)
-        if reason:
-            self.alone(reason)
-            return call()
         calls = self.calls
         tokens = self._tokens(name, arrays, calls)
+        if tokens is None:
+            self.alone(self._why_alone(name))
+            return call()
         entry = self._operator_entry(calls, name, attrs, tokens)
         if entry is None:
             return call()
         result = calls.append(entry, tokens)
         if result is RETRY:
             return self.on_operator(name, arrays, attrs, out, call)
-        if len(calls.call_class) >= self._most:
+        if len(calls.log) >= self._most:
             calls.flush("max_pending calls were recorded")
         return result
 
-    def _why_alone(self, name: str, arrays: Any) -> str:
-        """Why an operator call cannot be batched, if so."""
+    @staticmethod
+    def _why_alone(name: str) -> str:
         if not supports(name):
             return f"operator {name} is not in the op table"
-        for x in arrays:
-            if type(x) is not LazyArray and (isinstance(x, BaseSparseNDArray) or id(x) in self._sparse_grads):
-                return f"operator {name}: an operand or its gradient is sparse"
-        return ""
+        return f"operator {name}: an operand or its gradient is sparse"
 
     def on_parameter(self, parameter, array):
         if parameter._grad_stype != "default":
             self._sparse_grads[id(array)] = array
         return array
 
-    def _tokens(self, name: str, arrays: Any, calls: Calls) -> list[int]:
-        tokens = [_token(x) if type(x) is LazyArray and _owner(x) is calls else calls.leaf_token(x) for x in arrays]
-        for k in INDEX_OPERANDS.get(name, ()):
-            if tokens[k] < 0:
-                tokens[k] = calls.index_token(arrays[k])
+    def _tokens(self, name: str, arrays: Any, calls: Calls) -> list[int] | None:
+        """The operands of an operator call, or None if it cannot be batched."""
+        if not supports(name):
+            return None
+        tokens = []
+        for x in arrays:
+            if type(x) is LazyArray and owner_of(x) is calls:
+                tokens.append(token_of(x))
+                continue
+            token = calls.leaf_tokens.get(id(x))
+            if token is None:
+                if isinstance(x, BaseSparseNDArray) or id(x) in self._sparse_grads:
+                    return None
+                token = calls.leaf_token(x)
+            tokens.append(token)
+        if name in INDEX_OPERANDS:
+            for k in INDEX_OPERANDS[name]:
+                if tokens[k] < 0:
+                    tokens[k] = calls.index_token(arrays[k])
         return tokens
 
     def _operator_entry(self, calls: Calls, name: str, attrs: dict[str, Any], tokens: list[int]) -> Entry | None:
@@ -276,9 +291,9 @@ class Recorder(Listener):
     def _on_write(self, name, arrays, attrs, out, call):
         """An operator that writes into an array that exists: x += y only gives x a new value, all else runs now."""
         calls = self.calls
-        if (type(out) is LazyArray and out.owner is calls and arrays and not self._why_alone(name, arrays)
+        tokens = self._tokens(name, arrays, calls) if arrays else None
+        if (tokens is not None and type(out) is LazyArray and out.owner is calls
                 and out.token not in calls.views and out.token not in calls.viewed):
-            tokens = self._tokens(name, arrays, calls)
             entry = self._operator_entry(calls, name, attrs, tokens)
             if entry is not None and entry.output_specs == [calls.value_spec[out.token]]:
                 new = calls.append(entry, tokens)
@@ -296,7 +311,7 @@ class Recorder(Listener):
         calls = self.calls
         if isinstance(target, LazyArray):
             target.wait_to_read()
-        elif calls.call_class and calls.reads_memory_of(target):
+        elif calls.log and calls.reads_memory_of(target):
             calls.flush("an array was written that recorded calls read")
 
     # ---- blocks ------------------------------------------------------------------------------
@@ -332,13 +347,36 @@ class Recorder(Listener):
         args : arrays, numbers, numpy arrays, and lists and tuples of them
         """
         calls = self.calls
+        value_spec = calls.value_spec
         tokens: list[int] = []
-        specs: list[Any] = []
+        specs: list[Any] = [id(identity), id(part), self.recording, self.training]
         try:
-            self._collect(args, calls, tokens, specs)
+            for x in args:              # the usual arguments here, all others in `_collect`
+                kind = type(x)
+                if kind is LazyArray and owner_of(x) is calls:
+                    token = token_of(x)
+                    tokens.append(token)
+                    specs.append(value_spec[token])
+                elif kind is tuple or kind is list:
+                    specs.append(kind)
+                    specs.append(-1 - len(x))
+                    for y in x:
+                        if type(y) is LazyArray and owner_of(y) is calls:
+                            token = token_of(y)
+                            tokens.append(token)
+                            specs.append(value_spec[token])
+                        else:
+                            self._collect(y, calls, tokens, specs)
+                elif kind is int:
+                    calls.leaves.append(x)
+                    calls.leaf_spec.append(self.number_spec)
+                    tokens.append(-len(calls.leaves))
+                    specs.append(self.number_spec)
+                else:
+                    self._collect(x, calls, tokens, specs)
         except TypeError as error:
             return self._by_operators(f"{_title(title)} records operator by operator: {error}", identity, fn, args)
-        key = (id(identity), id(part), tuple(specs), self.recording, self.training)
+        key = tuple(specs)
         entry = calls.by_key.get(key)
         if entry is None:
             if key in self._refused:
@@ -351,37 +389,28 @@ class Recorder(Listener):
         result = calls.append(entry, tokens)
         if result is RETRY:
             return self.record_vertex(identity, part, fn, title, args)
-        if len(calls.call_class) >= self._most:
+        if len(calls.log) >= self._most:
             calls.flush("max_pending calls were recorded")
         return result
 
-    def _collect(self, args: Any, calls: Calls, tokens: list[int], specs: list[Any]) -> None:
-        """Append the tokens of (nested) arguments, and to `specs` what makes the signature: specs and nesting."""
-        for x in args:
-            kind = type(x)
-            if kind is LazyArray and _owner(x) is calls:
-                token = _token(x)
-                tokens.append(token)
-                specs.append(calls.value_spec[token])
-            elif kind is int or kind is float:
-                calls.leaves.append(x)
-                calls.leaf_spec.append(self.number_spec)
-                tokens.append(-len(calls.leaves))
-                specs.append(self.number_spec)
-            elif kind is list or kind is tuple:
-                specs.append((kind, len(x)))
-                self._collect(x, calls, tokens, specs)
-            elif isinstance(x, NDArray):
-                token = calls.leaf_token(x)
-                tokens.append(token)
-                specs.append(calls.leaf_spec[-1 - token])
-            elif x is None or isinstance(x, (bool, str)):
-                specs.append((x, "static"))
-            elif isinstance(x, _DATA):
-                tokens.append(calls.data_token(x, self.context))
-                specs.append(calls.leaf_spec[-1])
-            else:
-                raise TypeError(f"an argument is a {kind.__name__}; a vertex takes arrays, numbers, and lists of them")
+    def _collect(self, x: Any, calls: Calls, tokens: list[int], specs: list[Any]) -> None:
+        """Append the tokens of an argument, and to `specs` what makes the signature: specs, nesting, constants."""
+        if isinstance(x, (list, tuple)):
+            specs.append(type(x))
+            specs.append(-1 - len(x))
+            for y in x:
+                self._collect(y, calls, tokens, specs)
+        elif isinstance(x, NDArray):
+            token = token_of(x) if type(x) is LazyArray and owner_of(x) is calls else calls.leaf_token(x)
+            tokens.append(token)
+            specs.append(calls.value_spec[token] if token >= 0 else calls.leaf_spec[-1 - token])
+        elif x is None or isinstance(x, (bool, str)):
+            specs.append((x, "static"))
+        elif isinstance(x, _DATA):
+            tokens.append(calls.data_token(x, self.context))
+            specs.append(calls.leaf_spec[-1])
+        else:
+            raise TypeError(f"an argument is a {type(x).__name__}; a vertex takes arrays, numbers, and lists of them")
 
     def _by_operators(self, reason: str, identity: Any, fn: Any, args: tuple[Any, ...]) -> Any:
         """Run the code of a vertex that has no program; its operators are recorded one by one."""
@@ -390,9 +419,9 @@ class Recorder(Listener):
 
     def _vertex_entry(self, key: Any, identity: Any, part: Any, fn: Any, title: str, args: Any) -> Entry:
         known = _vertex_signatures.setdefault(identity, {})
-        signature_key = (*key[1:3], self.training)
+        signature_key = (key[1], self.training, key[4:])
         if signature_key not in known:
-            specs = [s for s in key[2] if type(s) is int]
+            specs = [s for s in key[4:] if type(s) is int and s >= 0]
             signature = vertex_signature(fn, identity, title, _numbered(args), specs, self.training)
             sparse = [p.name for p in signature.params if p.parameter._grad_stype != "default"]
             if sparse and self.recording:

@@ -22,6 +22,7 @@ class Stats:
     fallbacks: dict[str, int] = field(default_factory=dict)     # reason -> number of calls that ran alone
     record_ms: float = 0.0              # from the start of recording to a flush; the user's own code included
     analyze_ms: float = 0.0
+    leaves_ms: float = 0.0              # bringing outside arrays into buffers; part of execute_ms
     execute_ms: float = 0.0
     backward_ms: float = 0.0
 
@@ -53,10 +54,9 @@ class FlushReport:
         self.launches = []
         for c, k in grouping.order:
             cls, rows = calls.classes[c], grouping.classes[c]
-            self.launches.append(Launch(
-                cls.signature.title, cls.where, int(rows.depths[k]), int(rows.call_offsets[k + 1] - rows.call_offsets[k]),
-                int(rows.offsets[k + 1] - rows.offsets[k]),
-                " ".join(words[kind] for kind in kinds[c])))
+            num_calls, num_rows = (int(part[k + 1] - part[k]) for part in (rows.call_offsets, rows.offsets))
+            self.launches.append(Launch(cls.signature.title, cls.where, int(rows.depths[k]), num_calls, num_rows,
+                                        " ".join(words[kind] for kind in kinds[c])))
         self.aliases = len(calls.call_class) - sum(launch.calls for launch in self.launches)
         self._arrays = (recording, scanned, grouping)
 

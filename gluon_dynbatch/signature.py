@@ -23,6 +23,7 @@ from cavs_core import (
     TraceError,
     VertexProgram,
     lookup,
+    make_results,
     one_row_program,
     own_outputs,
     plan_class,
@@ -45,7 +46,7 @@ class Signature:
     operand_specs : spec numbers of the operands; of one row, for operands that are split
     split : which operands are split over the positions of a call; if any, the calls are ragged
     alias : -1, or the first row of the operand that the result is: such a call runs nowhere
-    regroup : the call's result from the list of its distinct outputs
+    results : (owner, first token) -> the arrays that a call returns, in its structure
     run_alone : (block, operands) -> the distinct outputs of the call by itself on real arrays, by MXNet
     draws : whether the result is random
     """
@@ -64,10 +65,8 @@ class Signature:
         self.ragged = any(self.split)
         self.context = context
         self._output_specs: dict[int, list[int]] = {}
-        self.distinct = range(len(values))
-        self.single = len(values) == 1 and template == 0
         self.alias = alias
-        self.regroup = _make_regroup(_map_nested(lambda k: k if k is None else places[k], template))
+        self.results = make_results(_map_nested(lambda k: k if k is None else places[k], template))
         self.params = [s for s in program.inputs.values() if isinstance(s, Param)]
         self.draws = any(instr.op == "uniform_like" for instr in program.instrs)
         self.run_alone = lambda block, operands: [
@@ -234,15 +233,3 @@ def _all_arrays(nested: Any) -> bool:
     if isinstance(nested, (list, tuple)):
         return all(_all_arrays(part) for part in nested)
     return nested is None or isinstance(nested, mx.nd.NDArray)
-
-
-def _make_regroup(template: Any) -> Callable[[list[Any]], Any]:
-    """A function that puts outputs into the structure that the block returned."""
-    def code(part: Any) -> str:
-        if isinstance(part, tuple):
-            return f"({''.join(code(p) + ', ' for p in part)})"
-        if isinstance(part, list):
-            return f"[{', '.join(code(p) for p in part)}]"
-        return "None" if part is None else f"o[{part}]"
-
-    return eval(f"lambda o: {code(template)}")      # one expression: every call of the vertex goes through it

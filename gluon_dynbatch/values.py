@@ -1,7 +1,7 @@
 """Specs by number, and a quick look at outside arrays: what recording a leaf costs is decided here.
 
-A spec says what a value looks like and how it is stored: as `WIDTHS[n]` rows of the shape `ROW_SPECS[BUFFERS[n]]`. A value
-of shape (.., H) is rows of length H; a vector is one row, or, where it holds one number for each entry of something
+A spec says what a value looks like and how it is stored: as `WIDTHS[n]` rows of the shape `ROW_SPECS[BUFFERS[n]]`. A
+value of shape (.., H) is rows of length H; a vector is one row, or, where it holds one number per entry of something
 (`by_rows`: word ids, labels, losses), one row per number.
 """
 

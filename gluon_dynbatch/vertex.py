@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import current_listener
+from cavs_core import thread_state
 from cavs_core.mxnet_compat import gluon, mx
 
 from .recorder import Recorder
@@ -63,8 +63,8 @@ def vertex(target: Any = None, *, name: str | None = None) -> Any:
 
 
 def _recorder() -> Any:
-    """The recorder of this thread, if calls are being recorded and nobody traces."""
-    listener = current_listener()
+    """The recorder of this thread, if vertices are being recorded and nobody traces."""
+    listener = thread_state.listener
     return listener if type(listener) is Recorder and listener.records_vertices else None
 
 
@@ -76,10 +76,11 @@ def _make_call(cls: type, name: str | None) -> Any:
 
     @functools.wraps(own or gluon.Block.__call__)
     def __call__(self, *args):
-        recorder = _recorder()
-        if recorder is None or self._forward_hooks or self._forward_pre_hooks:
+        listener = thread_state.listener
+        if type(listener) is not Recorder or not listener.records_vertices or self._forward_hooks \
+                or self._forward_pre_hooks:
             return plain(self, *_wrapped(args))
-        return recorder.record_vertex(self, None, plain, name or self, args)
+        return listener.record_vertex(self, None, plain, name or self, args)
 
     return __call__
 

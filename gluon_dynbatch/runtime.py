@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -101,7 +102,10 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     context = DEVICES[calls.value_spec[0]]
     with autograd.pause(train_mode=autograd.is_training()):
         arrays = _bind(plans, names, calls, context)
-        run = Run(layout, plans, MXNetBackend(context), arrays, _fills(calls, grouping, recording, buffers))
+        stacking = time.perf_counter()
+        fills = _fills(calls, grouping, recording, buffers)
+        stats.leaves_ms += (time.perf_counter() - stacking) * 1e3
+        run = Run(layout, plans, MXNetBackend(context), arrays, fills)
         run.forward()
     naming = recording.per_class(lambda c: c.alias >= 0, bool)
     flushed = Flushed(run, grouping, calls.value_spec, naming[recording.call_class[scanned.maker]])
@@ -143,7 +147,8 @@ def _recording(calls: Any) -> tuple[Recording, list[int]]:
     alive[calls.dropped] = False
     recording = Recording(
         classes, np.array(calls.call_class, np.int64), np.array(calls.call_rows, np.int64),
-        np.array(calls.operands, np.int64), np.array([buffer_of(s) for s in calls.leaf_spec], np.int64),
+        np.fromiter(itertools.chain.from_iterable(calls.operand_tokens), np.int64),
+        np.array([buffer_of(s) for s in calls.leaf_spec], np.int64),
         np.array([WIDTHS[s] for s in calls.leaf_spec], np.int64), leaf_wanted, np.flatnonzero(alive))
     return recording, list(buffers)
 

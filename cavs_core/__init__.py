@@ -21,6 +21,7 @@ from .face import RunOutput, RunStats, run
 from .graph import InputGraph
 from .layout import ClassLayout, Frame, Layout, Place, Read, RowIndex, plan_messages
 from .lazy import LazyArray, Listener, become_array, listening, make_results, owner_of, thread_state, token_of
+from .leaf_copy import copy_arrays
 from .ops import Builder, lookup, supports
 from .plan import ClassPlan, VertexProgram, own_outputs, plan_class, respecified
 from .program import ROW, SHARED, Arg, Const, Gather, Leaf, Param, Program, Shared, Spec
@@ -36,7 +37,7 @@ __all__ = [
     # for other faces
     "ROW", "SHARED", "Arg", "Builder", "ClassLayout", "ClassPlan", "Const", "Frame", "Gather", "Layout", "LazyArray",
     "Leaf", "Listener", "MXNetBackend", "Param", "Place", "Read", "RowIndex", "Run", "Shared", "TapeBridge",
-    "VertexProgram", "become_array", "listening", "lookup", "make_results", "needs_gradient",
+    "VertexProgram", "become_array", "copy_arrays", "listening", "lookup", "make_results", "needs_gradient",
     "one_row_program", "own_outputs", "owner_of", "plan_class", "plan_messages", "respecified", "supports",
     "thread_state", "token_of",
 ]

@@ -4,8 +4,8 @@ A token names an operand: a value of a recorded call (0, 1, ..), or an outside a
 
 Rows: a value of shape (.., H) is a stretch of rows of length H in the buffer of all such rows. So a part of it, x[i],
 is there already: a call that only names part of a value (an alias) runs nowhere. An operator that treats the first axis
-of its operands as independent takes the entries of all calls as its positions, however many each has; its class is ragged,
-and a call with L entries occupies L positions. A call of any other class occupies one.
+of its operands as independent takes the entries of all calls as its positions, however many each has; its class is
+ragged, and a call with L entries occupies L positions. A call of any other class occupies one.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from cavs_core import (
     RunError,
     TapeBridge,
     become_array,
+    copy_arrays,
     needs_gradient,
     plan_messages,
 )
@@ -140,16 +141,18 @@ def _recording(calls: Any) -> tuple[Recording, list[int]]:
             tuple(WIDTHS[s] for s in signature.operand_specs), signature.split, tuple(WIDTHS[s] for s in outputs),
             tuple(buffer_of(s) for s in outputs), signature.alias, cls.recorded,
             cls.recorded and any(p.parameter.grad_req != "null" for p in signature.params)))
-    leaf_wanted = np.zeros(len(calls.leaves), bool)
+    num_calls, num_leaves = len(calls.call_class), len(calls.leaves)
+    leaf_wanted = np.zeros(num_leaves, bool)
     if any(c.recorded for c in classes):
         leaf_wanted[:] = [isinstance(x, NDArray) and needs_gradient(x) for x in calls.leaves]
+    specs, spec_of_leaf = np.unique(np.fromiter(calls.leaf_spec, np.int64, num_leaves), return_inverse=True)
     alive = np.ones(len(calls.value_spec), bool)
     alive[calls.dropped] = False
     recording = Recording(
-        classes, np.array(calls.call_class, np.int64), np.array(calls.call_rows, np.int64),
+        classes, np.fromiter(calls.call_class, np.int64, num_calls), np.fromiter(calls.call_rows, np.int64, num_calls),
         np.fromiter(itertools.chain.from_iterable(calls.operand_tokens), np.int64),
-        np.array([buffer_of(s) for s in calls.leaf_spec], np.int64),
-        np.array([WIDTHS[s] for s in calls.leaf_spec], np.int64), leaf_wanted, np.flatnonzero(alive))
+        np.array([buffer_of(s) for s in specs.tolist()], np.int64)[spec_of_leaf],
+        np.array([WIDTHS[s] for s in specs.tolist()], np.int64)[spec_of_leaf], leaf_wanted, np.flatnonzero(alive))
     return recording, list(buffers)
 
 
@@ -252,6 +255,9 @@ def _fills(calls: Any, g: Grouping, r: Recording, buffers: list[int]) -> list[tu
     return [(b, 0, _stacked(calls, leaves, ROW_SPECS[buffers[b]])) for b, leaves in enumerate(by_buffer) if leaves]
 
 
+_MANY = 32          # from so many arrays on, the compiled copy is worth its first call
+
+
 def _stacked(calls: Any, leaves: list[int], row: Any) -> Any:
     """The rows of leaves, in the order in which the analyzer placed them."""
     context = DEVICES[calls.leaf_spec[leaves[0]]]
@@ -260,9 +266,12 @@ def _stacked(calls: Any, leaves: list[int], row: Any) -> Any:
         flat = np.concatenate([np.ravel(x) for x in values]).astype(row.dtype)
         return mx.nd.array(flat.reshape((-1, *row.shape)), ctx=context, dtype=row.dtype)
     arrays = [_as_array(x, context) for x in values]
-    if len({x.shape for x in arrays}) == 1:
-        return mx.nd.stack(*arrays, axis=0).reshape((-1, *row.shape))
-    return mx.nd.concat(*[x.reshape((-1, *row.shape)) for x in arrays], dim=0)
+    if context.device_type != "cpu" or len(arrays) < _MANY:
+        return mx.nd.concat(*[x.reshape((-1, *row.shape)) for x in arrays], dim=0)
+    widths = np.array([WIDTHS[calls.leaf_spec[k]] for k in leaves], np.int64)
+    target = mx.nd.empty((int(widths.sum()), *row.shape), ctx=context, dtype=row.dtype)
+    copy_arrays(arrays, widths * int(np.prod(row.shape)) * np.dtype(row.dtype).itemsize, target)
+    return target
 
 
 # ---- the tape --------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The checker of Gluon models: a batched training run must do what the plain loop over the samples does."""
 
+import re
+
 import numpy as np
 
 import gluon_dynbatch as gdb
@@ -64,9 +66,9 @@ def train(case, samples, dtype, optimiser="sgd", steps=3, batched=True, net=None
 
 
 def named_params(net):
-    """Parameters by a name that does not hold the number of the net."""
-    return [(name[len(net.prefix):] if name.startswith(net.prefix) else name, p)
-            for name, p in net.collect_params().items()]
+    """Parameters by their place and a name without the numbers that Gluon gives to blocks."""
+    return [(f"{re.sub('[0-9]+_', '_', name)}, parameter {k}", p)
+            for k, (name, p) in enumerate(net.collect_params().items())]
 
 
 def compared(net, results):

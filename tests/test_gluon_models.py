@@ -48,12 +48,16 @@ def test_inference_same_as_loop(name):
 def test_a_second_run_and_a_batch_of_one(name):
     """What the first run left behind (plans, signatures, initialised parameters) serves other samples too."""
     case = MODELS[name]
-    nets = {batched: make_net(case) for batched in (False, True)}
-    for seed, count in ((5, 1), (6, 3), (5, 2)):
+    net, plain = make_net(case), make_net(case)
+    for seed, count in ((4, 1), (5, 1), (6, 3), (5, 2)):
         samples = case.samples(np.random.RandomState(seed), "float32")[:count]
-        want, _ = train(case, samples, "float32", steps=1, batched=False, net=nets[False])
-        got, _ = train(case, samples, "float32", steps=1, net=nets[True])
-        assert_same(got, want)
+        got, _ = train(case, samples, "float32", steps=1, net=net)
+        want, _ = train(case, samples, "float32", steps=1, batched=False, net=plain)
+        if seed == 4:                   # both have drawn their deferred parameters by now
+            for p, q in zip(net.collect_params().values(), plain.collect_params().values()):
+                q.set_data(p.data())
+        else:
+            assert_same(got, want)
 
 
 # ---- the checker -----------------------------------------------------------------------------

@@ -190,7 +190,7 @@ def test_requests_write_add_and_null_together(hybridize):
 
 
 def test_a_request_that_changes_between_scopes():
-    net = nn.Sequential()
+    net = nn.HybridSequential()
     net.add(nn.Dense(3, in_units=3), nn.Dense(2, in_units=3))
     net.initialize()
     net.hybridize()

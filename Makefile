@@ -9,7 +9,7 @@ ARGS ?=
 
 SUPPORTED := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] < (3, 13))
 
-.PHONY: demo test test-matrix bench-schedule setup clean
+.PHONY: demo test test-matrix bench-schedule bench-overhead setup clean
 
 demo: $(READY)
 	$(PY) examples/demo.py $(ARGS)
@@ -24,6 +24,9 @@ test-matrix:
 
 bench-schedule: $(READY)
 	$(PY) benchmarks/bench_schedule.py $(ARGS)
+
+bench-overhead: $(READY)
+	$(PY) benchmarks/bench_overhead.py $(ARGS)
 
 setup: $(READY)
 

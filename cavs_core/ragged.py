@@ -32,10 +32,11 @@ def one_row_program(build: Callable[[int], Program]) -> Program | None:
             specs = [many.specs[v] for v in instr.inputs]
             if not lookup(instr.op).splits_rows(dict(instr.attrs), specs, parts):
                 return None
-            if any(many.specs[v].shape[0] != _MANY for v in instr.outputs):
+            if any(many.specs[v].shape[0] % _MANY for v in instr.outputs):
                 return None
             split.update(instr.outputs)
-    return build(1) if all(v in split for v in many.outputs) else None
+    whole = all(v in split and many.specs[v].shape[0] == _MANY for v in many.outputs)
+    return build(1) if whole else None
 
 
 def _without(program: Program, number: int) -> list[Any]:

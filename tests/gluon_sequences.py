@@ -10,7 +10,8 @@ CHARS = 12
 
 def run_cell(cell, inputs):
     """All outputs of a cell over a list of inputs."""
-    states, outputs = cell.begin_state(batch_size=1, ctx=inputs[0].context, dtype=inputs[0].dtype), []
+    x, outputs = inputs[0], []
+    states = cell.begin_state(batch_size=1, func=mx.nd.zeros, ctx=x.context, dtype=x.dtype)
     for x in inputs:
         out, states = cell(x, states)
         outputs.append(out)

@@ -64,7 +64,9 @@ class Reshape(Op):
         return super().build(b, {"shape": target}, xs)
 
     def splits_rows(self, a, specs, split):
-        return a["shape"][0] == specs[0].shape[0]
+        # a row may become several, or several one: each keeps its own stretch of memory
+        few, many = sorted((a["shape"][0], specs[0].shape[0]))
+        return many % few == 0
 
     def rows(self, e, a, x):
         return e.emit(self.name, x.array, shape=(0, *a["shape"]))

@@ -44,6 +44,6 @@ def _without(program: Program, number: int) -> list[Any]:
     def opened(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(opened(v) for v in value)
-        return "rows" if type(value) is int and value == number else value
+        return ("rows", value // number) if type(value) is int and value and value % number == 0 else value
 
     return [(i.op, opened(i.attrs), i.inputs, i.outputs) for i in program.instrs]

@@ -100,10 +100,11 @@ def scan(r: Recording) -> Scan:
     operand_offsets = _offsets(num_operands[r.call_class])
     value_offsets = _offsets(num_outputs[r.call_class])
     column_offsets = _offsets(num_operands)
-    found = _scan(r.call_class, operand_offsets, value_offsets, column_offsets, r.operands,
-                  r.per_class(lambda c: c.recorded, bool), r.per_class(lambda c: c.owns_wanted, bool),
-                  r.per_class(lambda c: c.alias), r.leaf_wanted)
-    return Scan(*found[:6], column_offsets, operand_offsets, value_offsets, found[6])
+    depth, active, first, same, pending, wanted, maker = _scan(
+        r.call_class, operand_offsets, value_offsets, column_offsets, r.operands,
+        r.per_class(lambda c: c.recorded, bool), r.per_class(lambda c: c.owns_wanted, bool),
+        r.per_class(lambda c: c.alias), r.leaf_wanted)
+    return Scan(depth, active, first, same, pending, wanted, column_offsets, operand_offsets, value_offsets, maker)
 
 
 @njit(cache=True, nogil=True)
@@ -193,7 +194,9 @@ def group(r: Recording, s: Scan, num_buffers: int, unbatched: bool = False) -> G
               for mine, info in zip(calls, r.classes)]
     leaf_rows, leaf_counts = _place_leaves(r, tokens, shared, num_buffers)
 
-    rows, bases, chunks, launches = list(leaf_counts), [], [[0, n] if n else [0] for n in leaf_counts], []
+    rows, launches = list(leaf_counts), []
+    bases: list[list[int]] = []
+    chunks = [[0, n] if n else [0] for n in leaf_counts]
     for mine, info in zip(calls, r.classes):
         launches.append(_launches(r, s, mine, info, unbatched))
         bases.append([])

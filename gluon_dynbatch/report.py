@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,7 +92,7 @@ def explain(stats: Stats, flushes: list[FlushReport]) -> str:
     return "\n".join(lines)
 
 
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     numeric = [all(row[k].isdigit() for row in rows[1:]) for k in range(len(widths))]
     return ["  " + "  ".join(cell.rjust(w) if n else cell.ljust(w)

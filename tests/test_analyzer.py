@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gluon_dynbatch.analyzer import ClassInfo, Recording, group, scan
 
+
 def info(operands=1, outputs=1, buffer=0, split=None, alias=-1, recorded=True, owns=False, widths=None):
     return ClassInfo((widths or (1,) * operands), split or (False,) * operands, (1,) * outputs, (buffer,) * outputs,
                      alias, recorded, owns)

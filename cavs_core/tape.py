@@ -51,6 +51,7 @@ class TapeBridge:
         _install()
         self._backward, self._release = backward, release
         self._error: BaseException | None = None
+        self._outputs = {x.handle.value for x in outputs}
         self._thread = threading.get_ident()
         self._callbacks = (_BACKWARD(self._on_backward), _DELETE(self._on_delete))
         functions = (ctypes.CFUNCTYPE(ctypes.c_int) * 2)(
@@ -114,31 +115,40 @@ def _install() -> None:
 
     @functools.wraps(_originals["backward"])
     def backward(heads, head_grads=None, retain_graph=False, train_mode=True):
-        return _waited(_originals["backward"], retain_graph, heads, head_grads, retain_graph, train_mode)
+        return _waited(lambda keep: _originals["backward"](heads, head_grads, keep, train_mode), heads, retain_graph)
 
     @functools.wraps(_originals["grad"])
     def grad(heads, variables, head_grads=None, retain_graph=None, create_graph=False, train_mode=True):
-        keep = create_graph if retain_graph is None else retain_graph
-        return _waited(_originals["grad"], keep, heads, variables, head_grads, retain_graph, create_graph, train_mode)
+        retain_graph = create_graph if retain_graph is None else retain_graph
+        return _waited(lambda keep: _originals["grad"](heads, variables, head_grads, keep, create_graph, train_mode),
+                       heads, retain_graph)
 
     @functools.wraps(_originals["method"])
     def method(self, out_grad=None, retain_graph=False, train_mode=True):
-        return _waited(_originals["method"], retain_graph, self, out_grad, retain_graph, train_mode)
+        return _waited(lambda keep: _originals["method"](self, out_grad, keep, train_mode), self, retain_graph)
 
     autograd.backward, autograd.grad, NDArray.backward = backward, grad, method
 
 
-def _waited(call: Callable[..., Any], retain_graph: bool, *args: Any) -> Any:
-    """Run a backward pass and, while nodes of ours are alive, wait for their callbacks and raise their errors."""
+def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool) -> Any:
+    """Run a backward pass and, while nodes of ours are alive, wait for their callbacks and raise their errors.
+
+    `call(retain_graph)` is MXNet's own function. It would end a node after one pass, but the outputs of one node may be
+    the losses of many samples, each with a pass of its own. So MXNet keeps the graph of such a node, and the memory of
+    the run is freed when a pass began at all its outputs, or when they die.
+    """
     if not _nodes or isinstance(threading.current_thread(), threading._DummyThread):
         # Nothing of ours; or a pass inside somebody's callback on an engine thread, where waiting would never end.
-        return call(*args)
+        return call(retain_graph)
+    begun = {x.handle.value for x in (heads if isinstance(heads, (list, tuple)) else [heads])}
+    with _lock:
+        keep = retain_graph or any(len(n._outputs) > 1 and not n._outputs <= begun for n in _nodes.values())
     me = threading.get_ident()
     with _lock:
         _passes[me] = _passes.get(me, 0) + 1
     result, failure = None, None
     try:
-        result = call(*args)
+        result = call(keep)
         mx.nd.waitall()
     except MXNetError as error:         # MXNet's own nameless report of a failed callback, or a real error
         failure = error
@@ -153,7 +163,7 @@ def _waited(call: Callable[..., Any], retain_graph: bool, *args: Any) -> Any:
     errors = [n._error for n in ours if n._error is not None]
     for node in ours:
         node._error = None
-        if not retain_graph:
+        if not retain_graph and (len(node._outputs) == 1 or node._outputs <= begun):
             node._release()
     if errors:
         raise errors[0] from failure

@@ -121,7 +121,7 @@ def _scan(call_class, operand_offsets, value_offsets, column_offsets, operands, 
     wanted = np.zeros(num_columns, np.bool_)
     for i in range(num_calls):
         c = call_class[i]
-        d, flows = 0, owns_wanted[c]
+        d, flows = (0 if alias[c] < 0 else -1), owns_wanted[c]      # part of a leaf is as early as the leaf
         for j in range(operand_offsets[i], operand_offsets[i + 1]):
             token = operands[j]
             column = column_offsets[c] + j - operand_offsets[i]
@@ -180,7 +180,7 @@ def group(r: Recording, s: Scan, num_buffers: int, unbatched: bool = False) -> G
     call is a launch of its own.
     """
     num_classes = len(r.classes)
-    key = r.call_class * (int(s.depth.max(initial=0)) + 1) + s.depth
+    key = r.call_class * (int(s.depth.max(initial=0)) + 1) + np.maximum(s.depth, 0)
     by_key = np.argsort(key, kind="stable")
     class_offsets = _offsets(np.bincount(r.call_class, minlength=num_classes))
     calls = [by_key[class_offsets[c]:class_offsets[c + 1]] for c in range(num_classes)]
@@ -189,7 +189,8 @@ def group(r: Recording, s: Scan, num_buffers: int, unbatched: bool = False) -> G
         position[mine] = _offsets(r.call_width[mine])[:-1]
 
     shared = [{k: int(-1 - s.first[col]) for k, col in enumerate(range(*s.column_offsets[c:c + 2]))
-               if s.same[col] and not s.pending[col] and not r.classes[c].split[k]} for c in range(num_classes)]
+               if s.same[col] and not s.pending[col] and not r.classes[c].split[k] and r.classes[c].alias < 0}
+              for c in range(num_classes)]
     tokens = [r.operands[s.operand_offsets[mine][:, None] + np.arange(len(info.operand_widths))]
               for mine, info in zip(calls, r.classes)]
     leaf_rows, leaf_counts = _place_leaves(r, tokens, shared, num_buffers)
@@ -205,7 +206,7 @@ def group(r: Recording, s: Scan, num_buffers: int, unbatched: bool = False) -> G
             chunks[buffer].extend((rows[buffer] + launches[-1][0][1:] * width).tolist())
             rows[buffer] += int(launches[-1][0][-1]) * width
 
-    value_rows, value_buffers = _place_values(r, s, position, bases)
+    value_rows, value_buffers = _place_values(r, s, position, bases, leaf_rows)
     classes = []
     for c, info in enumerate(r.classes):
         starts = _starts(tokens[c], value_rows, leaf_rows)
@@ -247,7 +248,7 @@ def _place_leaves(r: Recording, tokens: list[Any], shared: list[dict[int, int]],
     return rows, counts
 
 
-def _place_values(r: Recording, s: Scan, position: Any, bases: list[list[int]]) -> Any:
+def _place_values(r: Recording, s: Scan, position: Any, bases: list[list[int]], leaf_rows: Any) -> Any:
     """First row and buffer of every recorded value."""
     output_offsets = _offsets(r.per_class(lambda c: len(c.output_widths)))
     base = np.array([b for part, info in zip(bases, r.classes) for b in (part or [0] * len(info.output_widths))],
@@ -255,12 +256,12 @@ def _place_values(r: Recording, s: Scan, position: Any, bases: list[list[int]]) 
     widths = np.array([w for info in r.classes for w in info.output_widths], np.int64)
     buffers = np.array([b for info in r.classes for b in info.output_buffers], np.int64)
     return _place(r.call_class, s.value_offsets, s.operand_offsets, r.operands, output_offsets, base, widths, buffers,
-                  position, r.per_class(lambda c: c.alias))
+                  position, r.per_class(lambda c: c.alias), leaf_rows, r.leaf_buffers)
 
 
 @njit(cache=True, nogil=True)
 def _place(call_class, value_offsets, operand_offsets, operands, output_offsets, base, widths,  # type: ignore[no-untyped-def]
-           buffers, position, alias):
+           buffers, position, alias, leaf_rows, leaf_buffers):
     rows = np.empty(value_offsets[-1], np.int64)
     where = np.empty(value_offsets[-1], np.int64)
     for i in range(len(call_class)):
@@ -268,7 +269,10 @@ def _place(call_class, value_offsets, operand_offsets, operands, output_offsets,
         for v in range(value_offsets[i], value_offsets[i + 1]):
             if alias[c] >= 0:
                 whole = operands[operand_offsets[i]]
-                rows[v], where[v] = rows[whole] + alias[c], where[whole]
+                if whole >= 0:
+                    rows[v], where[v] = rows[whole] + alias[c], where[whole]
+                else:
+                    rows[v], where[v] = leaf_rows[-1 - whole] + alias[c], leaf_buffers[-1 - whole]
             else:
                 output = output_offsets[c] + v - value_offsets[i]
                 rows[v], where[v] = base[output] + position[i] * widths[output], buffers[output]

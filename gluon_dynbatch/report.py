@@ -69,11 +69,12 @@ class FlushReport:
             rows = g.classes[c]
             launch_of[rows.calls[rows.call_offsets[k]:rows.call_offsets[k + 1]]] = number
         for call in np.flatnonzero(r.per_class(lambda c: c.alias)[r.call_class] >= 0):      # in recorded order
-            launch_of[call] = launch_of[s.maker[r.operands[s.operand_offsets[call]]]]
+            whole = r.operands[s.operand_offsets[call]]
+            launch_of[call] = launch_of[s.maker[whole]] if whole >= 0 else -1
         reader = np.repeat(np.arange(len(r.call_class)), np.diff(s.operand_offsets))
         recorded = r.operands >= 0
         pairs = np.stack([launch_of[s.maker[r.operands[recorded]]], launch_of[reader[recorded]]], axis=1)
-        pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+        pairs = pairs[(pairs[:, 0] != pairs[:, 1]) & (pairs[:, 0] >= 0)]
         return [(int(a), int(b)) for a, b in np.unique(pairs, axis=0)] if len(pairs) else []
 
 

@@ -89,7 +89,7 @@ def assert_same(got, want, dtype="float32"):
 
 
 def check_same_as_loop(case, dtype="float32", optimiser="sgd", steps=3):
-    """Outputs, losses, gradients and trained parameters of the scope against those of the loop; the scope's statistics."""
+    """Outputs, losses, gradients and trained parameters, in a scope and in the loop; the statistics of the scope."""
     samples = case.samples(np.random.RandomState(11), dtype)
     want, _ = train(case, samples, dtype, optimiser, steps, batched=False)
     got, stats = train(case, samples, dtype, optimiser, steps)

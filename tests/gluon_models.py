@@ -1,7 +1,7 @@
 """Models of trees and graphs as Gluon users write them: for ONE sample, with ordinary Python control flow.
 
-Every model has a function of a generator and a dtype that makes samples, and `MODELS` names them all. The few lines that
-know of gluon_dynbatch are decorators.
+`MODELS` names every model with the functions that make its samples and its loss. The few lines that know of
+gluon_dynbatch are decorators.
 """
 
 from typing import Any, Callable, NamedTuple
@@ -63,9 +63,11 @@ class ChildSumLSTM(gluon.Block):
     def forward(self, F, inputs, tree):
         states = [self.forward(F, inputs, child)[1] for child in tree.children]
         with inputs.context as ctx:
-            return self.node_forward(
-                F, F.expand_dims(inputs[tree.idx], axis=0), states, self.i2h_weight.data(ctx), self.hs2h_weight.data(ctx),
-                self.hc2h_weight.data(ctx), self.i2h_bias.data(ctx), self.hs2h_bias.data(ctx), self.hc2h_bias.data(ctx))
+            return self.node_forward(F, F.expand_dims(inputs[tree.idx], axis=0), states, *self.parameters(ctx))
+
+    def parameters(self, ctx):
+        return [p.data(ctx) for p in (self.i2h_weight, self.hs2h_weight, self.hc2h_weight,
+                                      self.i2h_bias, self.hs2h_bias, self.hc2h_bias)]
 
     def node_forward(self, F, x, states, i2h_weight, hs2h_weight, hc2h_weight, i2h_bias, hs2h_bias, hc2h_bias):
         i2h = F.FullyConnected(data=x, weight=i2h_weight, bias=i2h_bias, num_hidden=4 * self._hidden)
@@ -97,10 +99,8 @@ class VertexChildSumLSTM(ChildSumLSTM):
 
     @gdb.vertex
     def node(self, F, x, children_h, children_c):
-        parameters = [p.data(x.context) for p in (self.i2h_weight, self.hs2h_weight, self.hc2h_weight,
-                                                  self.i2h_bias, self.hs2h_bias, self.hc2h_bias)]
         states = list(zip(children_h, children_c))
-        return self.node_forward(F, F.expand_dims(x, axis=0), states, *parameters)[1]
+        return self.node_forward(F, F.expand_dims(x, axis=0), states, *self.parameters(x.context))[1]
 
 
 class Similarity(gluon.Block):
@@ -127,8 +127,9 @@ class SimilarityTreeLSTM(gluon.Block):
             self.similarity = Similarity(HIDDEN, CLASSES)
 
     def forward(self, left, right, left_tree, right_tree):
-        left, right = self.embed(left), self.embed(right)
-        return self.similarity(mx.nd, self.lstm(mx.nd, left, left_tree)[1][1], self.lstm(mx.nd, right, right_tree)[1][1])
+        _, (_, left) = self.lstm(mx.nd, self.embed(left), left_tree)
+        _, (_, right) = self.lstm(mx.nd, self.embed(right), right_tree)
+        return self.similarity(mx.nd, left, right)
 
 
 def similarity_loss(net, left, right, left_tree, right_tree, target):

@@ -88,9 +88,9 @@ class Translator(gluon.Block):
         memory = F.stack(*states, axis=1)                                   # (1, source words, hidden)
         state = [states[-1], F.zeros_like(states[-1])]
         scores = []
-        for word in self.target(target).split(num_outputs=target.shape[0], axis=0, squeeze_axis=False) \
-                if target.shape[0] > 1 else [self.target(target)]:
-            h, state = self.decoder(word, state)
+        words = self.target(target)                                         # (target words, embed)
+        for t in range(words.shape[0]):
+            h, state = self.decoder(F.slice_axis(words, axis=0, begin=t, end=t + 1), state)
             look = F.softmax(F.batch_dot(h.expand_dims(1), memory, transpose_b=True), axis=-1)      # (1, 1, words)
             seen = F.batch_dot(look, memory).reshape((1, -1))
             scores.append(self.score(self.mix(F.concat(h, seen, dim=1))))
@@ -98,8 +98,11 @@ class Translator(gluon.Block):
 
 
 def sentence_pairs(rng, dtype):
-    return [(mx.nd.array(rng.randint(0, VOCAB, n)), mx.nd.array(rng.randint(0, VOCAB, m)), rng.randint(0, VOCAB, m).tolist())
-            for n, m in ((1, 2), (3, 1), (4, 3), (3, 3))]
+    def words(n):
+        return rng.randint(0, VOCAB, n)
+
+    lengths = ((1, 2), (3, 1), (4, 3), (3, 3))
+    return [(mx.nd.array(words(n)), mx.nd.array(words(m)), words(m).tolist()) for n, m in lengths]
 
 
 def translator_loss(net, source, target, words):
@@ -136,8 +139,10 @@ class VectorNet(gluon.Block):
 
 
 def vector_samples(rng, dtype):
-    return [([mx.nd.array(rng.normal(size=EMBED), dtype=dtype) for _ in range(n)], mx.nd.array([rng.normal()], dtype=dtype))
-            for n in (1, 2, 4, 2)]
+    def vector(size):
+        return mx.nd.array(rng.normal(size=size), dtype=dtype)
+
+    return [([vector(EMBED) for _ in range(n)], vector(1)) for n in (1, 2, 4, 2)]
 
 
 def vector_loss(net, xs, target):

@@ -72,6 +72,13 @@ def test_an_alias_runs_nowhere_and_names_rows():
     assert len(g.classes[1].depths) == 0
 
 
+def test_part_of_a_leaf_waits_for_nobody():
+    _, s, g = analyze([info(alias=0), info()], [(0, 1, [-1]), (1, 1, [0]), (0, 1, [-1]), (1, 1, [2])], num_leaves=1)
+    assert s.depth.tolist() == [-1, 0, -1, 0]
+    assert g.order == [(1, 0)] and g.classes[1].columns[0].tolist() == [0, 0]
+    assert g.leaf_rows.tolist() == [0]
+
+
 def test_ragged_calls_share_a_launch():
     """Calls on 2, 1 and 3 rows are six positions; the other operand is repeated for each."""
     maker = ClassInfo((1,), (False,), (1,), (0,), -1, True, False)

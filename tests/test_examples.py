@@ -1,5 +1,6 @@
 """The demo and the examples run from the command line with tiny settings, and print what they promise."""
 
+import difflib
 import os
 import re
 import subprocess
@@ -78,6 +79,47 @@ def test_tree_lstm_reads_the_layout_of_sick(tmp_path):
     assert len(epochs(printed)) == 2 and "Pearson's r" in printed
 
 
-@pytest.mark.parametrize("name", ["demo.py", "tree_fc.py", "tree_lstm.py"])
+# ---- the same model before and after -----------------------------------------------------------
+
+BEFORE, AFTER = "gluon_tree_before.py", "gluon_tree_after.py"
+
+
+def test_gluon_tree_before_and_after_print_the_same_losses():
+    losses = {}
+    for name in (BEFORE, AFTER):
+        printed = run_example(name, "--trees", 6, "--hidden", 8, "--epochs", 1).stdout
+        losses[name] = re.findall(r"epoch (\d+): loss ([\d.]+), [\d.]+ trees a second", printed)
+    assert len(losses[BEFORE]) == 1 and losses[AFTER] == losses[BEFORE]
+
+
+def without_docstring(name):
+    """The lines of an example behind its docstring."""
+    text = (ROOT / "examples" / name).read_text(encoding="utf-8")
+    return text.split('"""', 2)[2].splitlines()
+
+
+def changed_lines(before, after):
+    """Lines that only the first has, lines that only the second has."""
+    marked = list(difflib.ndiff(before, after))
+    return ([line[2:].strip() for line in marked if line.startswith("- ")],
+            [line[2:].strip() for line in marked if line.startswith("+ ")])
+
+
+def test_gluon_tree_before_and_after_differ_by_two_lines():
+    """The README shows this difference; it is all that a user has to write."""
+    old, new = changed_lines(without_docstring(BEFORE), without_docstring(AFTER))
+    assert old == ["with autograd.record():"]
+    assert new == ["import gluon_dynbatch as gdb", "with autograd.record(), gdb.batching():"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.search(r"^```diff\n(.*?)^```", readme, re.MULTILINE | re.DOTALL).group(1).splitlines()
+    assert [line[1:].strip() for line in shown if line.startswith("-")] == old
+    assert [line[1:].strip() for line in shown if line.startswith("+")] == new
+
+
+def test_checker_finds_a_third_line():
+    assert changed_lines(["a", "b"], ["a", "c", "d"]) == (["b"], ["c", "d"])
+
+
+@pytest.mark.parametrize("name", ["demo.py", BEFORE, AFTER, "tree_fc.py", "tree_lstm.py"])
 def test_help(name):
     assert "usage:" in run_example(name, "--help").stdout

@@ -1,7 +1,5 @@
 """What people do with Gluon around a model, inside a scope: losses, cells, initialisation, requests, passes, modes."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from gluon_check import check_same_as_loop
@@ -329,17 +327,16 @@ def test_gradients_into_arrays_from_before_the_scope():
         for x in xs:
             x.attach_grad()
 
-        def run(xs=xs):
-            with autograd.record():
-                return [net(nd.tanh(table[k]) + x).sum() for k, x in enumerate(xs)]
+        def run(table, xs=xs):
+            return [net(nd.tanh(table[k]) + x).sum() for k, x in enumerate(xs)]
 
         with autograd.record():
             table = net(nd.concat(*xs, dim=0)).reshape((4, 1, 3))
             if batched:
                 with gdb.batching():
-                    losses = run()
+                    losses = run(table)
             else:
-                losses = run()
+                losses = run(table)
             total = sum(losses) * 2
         total.backward()
         found.append([net.weight.grad().asnumpy(), *[x.grad.asnumpy() for x in xs]])

@@ -135,6 +135,29 @@ def test_parts_of_a_value_are_named_without_a_launch(layers):
     assert {"slice", "Reshape", "expand_dims"}.isdisjoint(x.title for x in scope.flushes[0].launches)
 
 
+def test_parts_of_leaves_are_named_too():
+    rng = np.random.RandomState(4)
+    data = [nd.array(rng.normal(size=(1, 3))) for _ in range(3)]
+
+    def model(x):
+        return nd.tile(x.expand_dims(0), (1, 2, 1)) + nd.reshape(x, (1, 1, 3))
+
+    for x in data:
+        x.attach_grad()
+    want = []
+    with autograd.record():
+        for x in data:
+            want.append(model(x))
+    autograd.backward(want)
+    want_grads = [x.grad.asnumpy() for x in data]
+    with autograd.record(), gdb.batching():
+        got = [model(x) for x in data]
+    autograd.backward(got)
+    for x, w, y, g in zip(data, want, got, want_grads):
+        np.testing.assert_allclose(y.asnumpy(), w.asnumpy(), rtol=1e-6)
+        np.testing.assert_allclose(x.grad.asnumpy(), g, rtol=1e-6)
+
+
 def test_whole_values_are_read_again_from_their_rows(layers):
     """After row-wise work, work on the whole: attention over the words of each sentence."""
     embed, dense, _ = layers

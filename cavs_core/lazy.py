@@ -136,14 +136,17 @@ owner_of, token_of = _OWNER.__get__, _TOKEN.__get__     # of a LazyArray; the pr
 
 
 def make_results(template):
-    """A function (owner, first token) -> new LazyArrays in the structure of `template`, whose numbers count tokens.
+    """A function (owner, first token, table, entries) -> new LazyArrays in the structure of `template`.
+
+    The numbers of the template count tokens; ``table[token]`` becomes the entry of that number.
 
     Generated, because every recorded call goes through it: it makes the arrays in a third of the time.
     """
     count = 1 + max(_numbers(template), default=-1)
-    lines = ["def results(owner, token):"]
+    lines = ["def results(owner, token, table, entries):"]
     for k in range(count):
-        lines += [f"    r{k} = new(LazyArray)", f"    set_owner(r{k}, owner)", f"    set_token(r{k}, token + {k})"]
+        lines += [f"    r{k} = new(LazyArray)", f"    set_owner(r{k}, owner)", f"    set_token(r{k}, token)",
+                  f"    table[token] = entries[{k}]"] + ["    token += 1"] * (k + 1 < count)
     lines.append(f"    return {_structure(template)}")
     names = {"new": LazyArray.__new__, "set_owner": _OWNER.__set__, "set_token": _TOKEN.__set__, "LazyArray": LazyArray}
     exec("\n".join(lines), names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import weakref
@@ -13,6 +14,7 @@ from cavs_core import LazyArray, Listener, ProgramError, TraceError, listening, 
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 from .errors import DiscardedError
+from .fastpath import make_collector, pattern_of
 from .runtime import Flushed, run_calls
 from .signature import INDEX_OPERANDS, Signature, operator_signature, vertex_signature
 from .values import DEVICES, SPECS, array_spec, data_spec, memory_of
@@ -23,6 +25,8 @@ NDArray = mx.nd.NDArray
 _DATA = (int, float, np.ndarray, np.generic)
 BaseSparseNDArray = mx.nd.sparse.BaseSparseNDArray
 RETRY = object()
+_first_tokens = itertools.count(1 << 32, 1 << 32)
+_collectors: dict[Any, Any] = {}                # pattern of arguments -> collector
 _signatures: dict[Any, Signature] = {}          # operators, for the life of the process
 
 
@@ -62,7 +66,10 @@ class Calls:
         self.call_class: tuple[int, ...] = ()
         self.call_rows: tuple[int, ...] = ()
         self.operand_tokens: tuple[list[int], ...] = ()
-        self.value_spec: list[int] = []
+        # Tokens of one flush are those of no other: a token that `value_spec` does not know is no value of these calls.
+        self.first_token = self.next_token = next(_first_tokens)
+        self.value_spec: dict[int, int] = {}    # token -> spec number, in the order of the tokens
+        self.by_pattern: dict[Any, Entry] = {}
         self.leaves: list[Any] = []             # arrays and numbers
         self.leaf_spec: list[int] = []
         self.leaf_tokens: dict[Any, int] = {}
@@ -159,13 +166,12 @@ class Calls:
     def append(self, entry: Entry, tokens: list[int]) -> Any:
         """Record one call; its result, or RETRY if the calls were flushed from another thread meanwhile."""
         number, rows, output_specs, signature = entry
-        specs = self.value_spec
-        token = len(specs)
-        specs += output_specs
+        token = self.next_token
+        self.next_token = token + len(output_specs)
         self.log.append((number, rows, tokens))
         if self.sealed and self._came_too_late():
             return RETRY
-        return signature.results(self, token)
+        return signature.results(self, token, self.value_spec, output_specs)
 
     def _came_too_late(self) -> bool:
         """Whether the last call is not among those that another thread is flushing."""
@@ -195,6 +201,7 @@ class Recorder(Listener):
         self.context = mx.current_context()     # of numbers, which have no device of their own
         self.number_spec = data_spec(0.0, self.context)
         self._sparse_grads: dict[int, Any] = {}     # arrays of parameters whose gradient is row_sparse
+        self._collectors: dict[tuple[int, int], Any] = {}       # vertex -> collector of the form of its last call
         self._refused: dict[Any, str] = {}      # vertex key -> why it has no program
         self._where: list[str] = []
 
@@ -347,6 +354,25 @@ class Recorder(Listener):
         args : arrays, numbers, numpy arrays, and lists and tuples of them
         """
         calls = self.calls
+        fast = self._collectors.get((id(identity), id(part)))
+        if fast is not None:
+            try:
+                tokens, array_specs = fast(args, calls.leaves, calls.leaf_spec, self.number_spec,
+                                           calls.value_spec.get)
+                entry = calls.by_pattern.get((id(identity), id(part), array_specs, self.recording, self.training))
+                if entry is not None:
+                    result = calls.append(entry, tokens)
+                    if result is not RETRY:
+                        if len(calls.log) >= self._most:
+                            calls.flush("max_pending calls were recorded")
+                        return result
+            except (TypeError, ValueError):     # arguments of another form
+                pass
+        return self._record_vertex(identity, part, fn, title, args)
+
+    def _record_vertex(self, identity: Any, part: Any, fn: Any, title: Any, args: tuple[Any, ...]) -> Any:
+        """The general way: arguments of any form."""
+        calls = self.calls
         value_spec = calls.value_spec
         tokens: list[int] = []
         specs: list[Any] = [id(identity), id(part), self.recording, self.training]
@@ -388,7 +414,13 @@ class Recorder(Listener):
                 return self._by_operators(self._refused[key], identity, fn, args)
         result = calls.append(entry, tokens)
         if result is RETRY:
-            return self.record_vertex(identity, part, fn, title, args)
+            return self._record_vertex(identity, part, fn, title, args)
+        pattern = pattern_of(args)
+        if pattern is not None:                 # the next call of this form goes the short way
+            collector = _collectors.get(pattern) or _collectors.setdefault(pattern, make_collector(pattern))
+            self._collectors[id(identity), id(part)] = collector
+            array_specs = tuple([value_spec[t] for t in tokens if t >= 0])
+            calls.by_pattern[id(identity), id(part), array_specs, self.recording, self.training] = entry
         if len(calls.log) >= self._most:
             calls.flush("max_pending calls were recorded")
         return result

@@ -55,10 +55,10 @@ class Flushed:
         self.heads: dict[int, Any] = {}         # value -> NDArray on the tape
         self.bases: dict[int, Any] = {}         # value -> NDArray whose views share its memory
 
-    def row(self, token: int) -> Any:
-        """The value as an NDArray: a view of its rows."""
-        buffer = self.run.buffers[int(self.grouping.value_buffers[token])]
-        start, spec = int(self.grouping.value_rows[token]), self.specs[token]
+    def row(self, value: int) -> Any:
+        """A value, by its number, as an NDArray: a view of its rows."""
+        buffer = self.run.buffers[int(self.grouping.value_buffers[value])]
+        start, spec = int(self.grouping.value_rows[value]), self.specs[value]
         return buffer._slice(start, start + WIDTHS[spec]).reshape(SPECS[spec].shape)
 
     def array_of(self, token: int, calls: Any) -> Any:
@@ -68,8 +68,9 @@ class Flushed:
             base, make = calls.views[token]
             with autograd.pause(train_mode=autograd.is_training()):
                 return make(self.base_of(base, calls))
-        row = self.row(token)
-        return row.copy() if self.only_names_rows[token] else row      # an operator's result has memory of its own
+        value = token - calls.first_token
+        row = self.row(value)
+        return row.copy() if self.only_names_rows[value] else row      # an operator's result has memory of its own
 
     def base_of(self, token: int, calls: Any) -> Any:
         if token not in self.bases:
@@ -95,12 +96,13 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     scope = calls.recorder.scope
     stats = scope.stats
     start = time.perf_counter()
+    specs = list(calls.value_spec.values())
     recording, buffers = _recording(calls)
     scanned = scan(recording)
     grouping = group(recording, scanned, len(buffers), unbatched=scope.config.policy == "none")
     layout, plans, names, kinds = _lay_out(calls, recording, scanned, grouping, buffers)
     analyzed = time.perf_counter()
-    context = DEVICES[calls.value_spec[0]]
+    context = DEVICES[specs[0]]
     with autograd.pause(train_mode=autograd.is_training()):
         arrays = _bind(plans, names, calls, context)
         stacking = time.perf_counter()
@@ -109,7 +111,7 @@ def run_calls(calls: Any, reason: str) -> Flushed:
         run = Run(layout, plans, MXNetBackend(context), arrays, fills)
         run.forward()
     naming = recording.per_class(lambda c: c.alias >= 0, bool)
-    flushed = Flushed(run, grouping, calls.value_spec, naming[recording.call_class[scanned.maker]])
+    flushed = Flushed(run, grouping, specs, naming[recording.call_class[scanned.maker]])
     if scope.config.check:
         check_calls(calls, flushed, recording, scanned)
     _put_on_tape(flushed, calls, recording, scanned, plans, names, layout)
@@ -146,12 +148,13 @@ def _recording(calls: Any) -> tuple[Recording, list[int]]:
     if any(c.recorded for c in classes):
         leaf_wanted[:] = [isinstance(x, NDArray) and needs_gradient(x) for x in calls.leaves]
     specs, spec_of_leaf = np.unique(np.fromiter(calls.leaf_spec, np.int64, num_leaves), return_inverse=True)
+    operands = np.fromiter(itertools.chain.from_iterable(calls.operand_tokens), np.int64)
+    operands[operands >= 0] -= calls.first_token
     alive = np.ones(len(calls.value_spec), bool)
-    alive[calls.dropped] = False
+    alive[np.array(calls.dropped, np.int64) - calls.first_token] = False
     recording = Recording(
         classes, np.fromiter(calls.call_class, np.int64, num_calls), np.fromiter(calls.call_rows, np.int64, num_calls),
-        np.fromiter(itertools.chain.from_iterable(calls.operand_tokens), np.int64),
-        np.array([buffer_of(s) for s in specs.tolist()], np.int64)[spec_of_leaf],
+        operands, np.array([buffer_of(s) for s in specs.tolist()], np.int64)[spec_of_leaf],
         np.array([WIDTHS[s] for s in specs.tolist()], np.int64)[spec_of_leaf], leaf_wanted, np.flatnonzero(alive))
     return recording, list(buffers)
 
@@ -182,7 +185,7 @@ def _lay_out(calls: Any, r: Recording, s: Any, g: Grouping, buffers: list[int]) 
         classes.append(ClassLayout(
             Frame(0, bounds[-1]), [Frame(a, b) for a, b in zip(bounds, bounds[1:])], reads, writes, {}, _NO_ROWS,
             names=names))
-    messages = _messages(r, s, g, plans, classes, calls.value_spec)
+    messages = _messages(r, s, g, plans, classes, list(calls.value_spec.values()))
     layout = Layout(classes, g.order, g.buffer_rows, messages, [ROW_SPECS[number] for number in buffers])
     return layout, plans, leaf_names, all_kinds
 
@@ -289,7 +292,7 @@ def _put_on_tape(flushed: Flushed, calls: Any, r: Recording, s: Any, plans: list
     heads = np.concatenate(_heads_by_buffer(heads, g))          # in the order of their messages
     outputs = [flushed.row(int(t)) for t in heads]
     counts = [len(part) for part in _heads_by_buffer(heads, g)]
-    head_rows = [sum(WIDTHS[calls.value_spec[t]] for t in part) for part in _heads_by_buffer(heads, g)]
+    head_rows = [sum(WIDTHS[flushed.specs[v]] for v in part) for part in _heads_by_buffer(heads, g)]
     held = [run]
     stats = calls.recorder.scope.stats
 
@@ -316,7 +319,7 @@ def _put_on_tape(flushed: Flushed, calls: Any, r: Recording, s: Any, plans: list
         return found
 
     TapeBridge(inputs, outputs, backward, held.clear)
-    flushed.heads = {int(t): out for t, out in zip(heads, outputs)}
+    flushed.heads = {int(v) + calls.first_token: out for v, out in zip(heads, outputs)}
 
 
 def _leaf_grad(run: Run, g: Grouping, r: Recording, grads: dict[Any, Any], names: dict[int, LeafName],

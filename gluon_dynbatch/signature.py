@@ -46,7 +46,7 @@ class Signature:
     operand_specs : spec numbers of the operands; of one row, for operands that are split
     split : which operands are split over the positions of a call; if any, the calls are ragged
     alias : -1, or the first row of the operand that the result is: such a call runs nowhere
-    results : (owner, first token) -> the arrays that a call returns, in its structure
+    results : makes the arrays that a call returns, in its structure (`make_results`)
     run_alone : (block, operands) -> the distinct outputs of the call by itself on real arrays, by MXNet
     draws : whether the result is random
     """

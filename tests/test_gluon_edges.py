@@ -63,17 +63,35 @@ def test_a_call_that_only_names_rows_of_a_leaf(name, shared):
             np.testing.assert_array_equal(got, want)
 
 
-@gap("the gradient that attach_grad makes is a row of the run that fills it: backward waits for itself", run=False)
-def test_attach_grad_on_a_value_of_the_scope():
+@pytest.mark.parametrize("product", [
+    pytest.param(lambda x, w: nd.dot(x, w), id="shared", marks=gap(
+        "the gradient that attach_grad makes is a row of the buffer of its value, which the pass reads: it waits for "
+        "itself and never ends", run=False)),
+    pytest.param(lambda x, w: nd.broadcast_mul(x, w), id="by rows"),
+])
+def test_attach_grad_on_a_value_of_the_scope(product):
     """A value that is made a variable gets a gradient, and nothing flows beyond it."""
-    net = dense()
-    with autograd.record(), gdb.batching():
-        h = net(vectors()[0])
-        h.attach_grad()
-        loss = (h * h).sum()
-    loss.backward()
-    np.testing.assert_allclose(h.grad.asnumpy(), 2 * h.asnumpy())
-    assert (net.weight.grad().asnumpy() == 0).all()
+    net, other = nn.Dense(3, in_units=3), nn.Dense(3, in_units=3)
+    net.initialize()
+    other.initialize()
+    found = []
+    for batched in (False, True):
+        def run():
+            weight = other(nd.ones((3, 3)))
+            weight.attach_grad()
+            return weight, [product(net(x), weight).sum() for x in vectors()]
+
+        with autograd.record():
+            if batched:
+                with gdb.batching():
+                    weight, losses = run()
+            else:
+                weight, losses = run()
+        autograd.backward(losses)
+        found.append([weight.grad.asnumpy(), net.weight.grad().asnumpy()])
+        assert (other.weight.grad().asnumpy() == 0).all()
+    for got, want in zip(*found[::-1]):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 # ---- what a signature depends on -------------------------------------------------------------
@@ -183,7 +201,8 @@ def test_parameters_that_the_losses_do_not_need_stay_stale():
 
 @gap("on_hybrid_call runs block.forward, which for a SymbolBlock is _call_cached_op again")
 def test_a_symbol_block_runs_alone():
-    net = gluon.SymbolBlock(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc"), mx.sym.var("data"))
+    data = mx.sym.var("data", dtype="float32")
+    net = gluon.SymbolBlock(mx.sym.FullyConnected(data, num_hidden=2, name="fc"), data)
     net.initialize()
     want = [net(x).asnumpy() for x in vectors()]
     with autograd.record(), gdb.batching() as scope:

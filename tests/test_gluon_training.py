@@ -286,12 +286,11 @@ def pass_and_clip(net):
     gluon.utils.clip_global_norm([p.grad() for p in net.collect_params().values()], 0.1)
 
 
-PASSES = [pass_twice, pass_some, pass_twice_anew, pass_with_gradients, pass_with_gradients_of_the_scope, pass_grad,
-          pass_and_clip]
-EACH_LOSS = pytest.mark.xfail(reason="the first pass frees the one node that all samples share", strict=False)
+PASSES = [pass_twice, pass_some, pass_each, pass_twice_anew, pass_with_gradients, pass_with_gradients_of_the_scope,
+          pass_grad, pass_and_clip]
 
 
-@pytest.mark.parametrize("run", [*PASSES, pytest.param(pass_each, marks=EACH_LOSS)], ids=lambda run: run.__name__)
+@pytest.mark.parametrize("run", PASSES, ids=lambda run: run.__name__)
 def test_backward_passes_inside_a_scope(run):
     net = linear()
     net.initialize()

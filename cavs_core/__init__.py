@@ -26,7 +26,7 @@ from .ops import Builder, lookup, supports
 from .plan import ClassPlan, VertexProgram, own_outputs, plan_class, respecified
 from .program import ROW, SHARED, Arg, Const, Gather, Leaf, Param, Program, Shared, Spec
 from .ragged import one_row_program
-from .tape import TapeBridge, needs_gradient
+from .tape import UNTOUCHED, TapeBridge, needs_gradient
 from .trace import trace
 from .vertex import VertexFunction
 
@@ -35,10 +35,10 @@ __all__ = [
     "Program", "ProgramError", "RunError", "RunOutput", "RunStats", "Spec", "TraceError", "UnsupportedOpError",
     "VertexFunction", "run", "trace",
     # for other faces
-    "ROW", "SHARED", "Arg", "Builder", "ClassLayout", "ClassPlan", "Const", "Frame", "Gather", "Layout", "LazyArray",
-    "Leaf", "Listener", "MXNetBackend", "Param", "Place", "Read", "RowIndex", "Run", "Shared", "TapeBridge",
-    "VertexProgram", "become_array", "copy_arrays", "listening", "lookup", "make_results", "needs_gradient",
-    "one_row_program", "own_outputs", "owner_of", "plan_class", "plan_messages", "respecified", "supports",
-    "thread_state", "token_of",
+    "Arg", "Builder", "ClassLayout", "ClassPlan", "Const", "Frame", "Gather", "Layout", "LazyArray", "Leaf",
+    "Listener", "MXNetBackend", "Param", "Place", "ROW", "Read", "RowIndex", "Run", "SHARED", "Shared", "TapeBridge",
+    "UNTOUCHED", "VertexProgram", "become_array", "copy_arrays", "listening", "lookup", "make_results",
+    "needs_gradient", "one_row_program", "own_outputs", "owner_of", "plan_class", "plan_messages", "respecified",
+    "supports", "thread_state", "token_of",
 ]
 __version__ = "0.1.0"

@@ -184,7 +184,7 @@ def _record(planned: _Planned, execution: Run, position: RowIndex, arrays: dict[
     specs = planned.vertex.program.specs
     shapes = [(p.shape[0], *specs[v].shape) for p, v in zip(pushed, planned.vertex.pushed)]
 
-    def backward(output_grads: list[Any], wanted: list[bool]) -> list[Any]:
+    def backward(output_grads: list[Any], wanted: list[bool], begun: list[bool]) -> list[Any]:
         if not held:
             raise RunError("backward through a run whose memory was freed by an earlier backward; "
                            "pass retain_graph=True to the earlier one")

@@ -16,7 +16,9 @@ from typing import Any
 
 from .mxnet_compat import MXNetError, autograd, mx
 
-__all__ = ["TapeBridge", "needs_gradient", "on_tape"]
+__all__ = ["TapeBridge", "UNTOUCHED", "needs_gradient", "on_tape"]
+
+UNTOUCHED = object()
 
 NDArray = mx.nd.NDArray
 _LIB, check_call, NDArrayHandle = mx.base._LIB, mx.base.check_call, mx.base.NDArrayHandle
@@ -40,18 +42,21 @@ class TapeBridge:
     inputs : NDArrays that may need a gradient
     outputs : NDArrays that the run made
     backward : callable
-        (output gradients, wanted) -> gradients; `wanted[i]` says whether the gradient of input i is asked for. A
-        gradient may be None for zero.
+        (output gradients, wanted, begun) -> gradients. `wanted[i]` says whether the gradient of input i is asked for;
+        `begun[k]` is False where the pass is known not to begin at output k. A gradient may be None for zero, or
+        UNTOUCHED where nothing that the pass began at depends on the input: MXNet would not touch its gradient.
     release : callable
         Frees what the run kept for backward.
     """
 
     def __init__(self, inputs: Sequence[Any], outputs: Sequence[Any],
-                 backward: Callable[[list[Any], list[bool]], Sequence[Any]], release: Callable[[], None]):
+                 backward: Callable[[list[Any], list[bool], list[bool]], Sequence[Any]], release: Callable[[], None]):
         _install()
         self._backward, self._release = backward, release
         self._error: BaseException | None = None
-        self._outputs = {x.handle.value for x in outputs}
+        self._inputs = list(inputs)
+        self._outputs = {x.handle.value: k for k, x in enumerate(outputs)}
+        self._begun = [True] * len(outputs)
         self._thread = threading.get_ident()
         self._callbacks = (_BACKWARD(self._on_backward), _DELETE(self._on_delete))
         functions = (ctypes.CFUNCTYPE(ctypes.c_int) * 2)(
@@ -80,8 +85,12 @@ class TapeBridge:
             # these handles are ours to free, which the NDArrays do
             arrays = [NDArray(ctypes.cast(pointers[i], NDArrayHandle)) for i in range(num_ograds + num_igrads)]
             reqs = [reqs[i] for i in range(num_igrads)]
-            grads = self._backward(arrays[:num_ograds], [req != _NULL for req in reqs])
-            for target, grad, req in zip(arrays[num_ograds:], grads, reqs):
+            grads = self._backward(arrays[:num_ograds], [req != _NULL for req in reqs], self._begun)
+            for source, target, grad, req in zip(self._inputs, arrays[num_ograds:], grads, reqs):
+                if grad is UNTOUCHED:
+                    if req == _ADD or _same_memory(source.grad, target):
+                        continue
+                    grad = None                 # a temporary, which MXNet adds up with others
                 if req == _NULL or (req == _ADD and grad is None):
                     continue
                 if req == _ADD:
@@ -100,6 +109,15 @@ class TapeBridge:
         with _lock:
             _nodes.pop(id(self), None)
         return 1
+
+
+def _same_memory(x: Any, y: Any) -> bool:
+    if x is None:
+        return False
+    pointers = (ctypes.c_void_p(), ctypes.c_void_p())
+    for array, pointer in zip((x, y), pointers):
+        check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    return pointers[0].value == pointers[1].value
 
 
 # ---- backward, wrapped -----------------------------------------------------------------------
@@ -142,7 +160,13 @@ def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool) -> Any:
         return call(retain_graph)
     begun = {x.handle.value for x in (heads if isinstance(heads, (list, tuple)) else [heads])}
     with _lock:
-        keep = retain_graph or any(len(n._outputs) > 1 and not n._outputs <= begun for n in _nodes.values())
+        nodes = list(_nodes.values())
+    keep = retain_graph
+    for node in nodes:
+        keep = keep or (len(node._outputs) > 1 and not node._outputs.keys() <= begun)
+        # A pass from our own outputs alone begins nowhere else; one from later results may begin at any of them.
+        known = begun <= node._outputs.keys()
+        node._begun = [not known or handle in begun for handle in node._outputs]
     me = threading.get_ident()
     with _lock:
         _passes[me] = _passes.get(me, 0) + 1
@@ -163,7 +187,7 @@ def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool) -> Any:
     errors = [n._error for n in ours if n._error is not None]
     for node in ours:
         node._error = None
-        if not retain_graph and (len(node._outputs) == 1 or node._outputs <= begun):
+        if not retain_graph and (len(node._outputs) == 1 or node._outputs.keys() <= begun):
             node._release()
     if errors:
         raise errors[0] from failure

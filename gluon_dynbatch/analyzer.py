@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-__all__ = ["ClassInfo", "Recording", "Scan", "ClassRows", "Grouping", "scan", "group"]
+__all__ = ["ClassInfo", "Recording", "Scan", "ClassRows", "Grouping", "scan", "group", "reached"]
 
 
 class ClassInfo(NamedTuple):
@@ -144,6 +144,29 @@ def _scan(call_class, operand_offsets, value_offsets, column_offsets, operands, 
         for v in range(value_offsets[i], value_offsets[i + 1]):
             maker[v] = i
     return depth, active, first, same, pending, wanted, maker
+
+
+def reached(r: Recording, s: Scan, values: Any) -> tuple[Any, Any]:
+    """The leaves and the classes that some values depend on."""
+    return _reached(r.call_class, s.operand_offsets, r.operands, s.maker, values, len(r.leaf_buffers), len(r.classes))
+
+
+@njit(cache=True, nogil=True)
+def _reached(call_class, operand_offsets, operands, maker, values, num_leaves, num_classes):  # type: ignore[no-untyped-def]
+    calls = np.zeros(len(call_class), np.bool_)
+    leaves = np.zeros(num_leaves, np.bool_)
+    classes = np.zeros(num_classes, np.bool_)
+    for v in values:
+        calls[maker[v]] = True
+    for i in range(len(call_class) - 1, -1, -1):        # readers come behind what they read
+        if calls[i]:
+            classes[call_class[i]] = True
+            for j in range(operand_offsets[i], operand_offsets[i + 1]):
+                if operands[j] >= 0:
+                    calls[maker[operands[j]]] = True
+                else:
+                    leaves[-1 - operands[j]] = True
+    return leaves, classes
 
 
 @dataclass

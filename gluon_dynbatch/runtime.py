@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cavs_core import (
+    UNTOUCHED,
     ClassLayout,
     Frame,
     Layout,
@@ -27,7 +28,7 @@ from cavs_core import (
 )
 from cavs_core.mxnet_compat import autograd, mx
 
-from .analyzer import ClassInfo, Grouping, Recording, group, scan
+from .analyzer import ClassInfo, Grouping, Recording, group, reached, scan
 from .check import check_calls
 from .report import FlushReport
 from .signature import operand_source
@@ -296,7 +297,7 @@ def _put_on_tape(flushed: Flushed, calls: Any, r: Recording, s: Any, plans: list
     held = [run]
     stats = calls.recorder.scope.stats
 
-    def backward(output_grads: list[Any], wanted: list[bool]) -> list[Any]:
+    def backward(output_grads: list[Any], wanted: list[bool], begun: list[bool]) -> list[Any]:
         if not held:
             raise RunError("backward through a batch whose memory was freed by an earlier backward; "
                            "pass retain_graph=True to the earlier one")
@@ -314,12 +315,22 @@ def _put_on_tape(flushed: Flushed, calls: Any, r: Recording, s: Any, plans: list
         grads = run.backward([], asked, incoming)
         found = [_leaf_grad(run, g, r, grads, leaf_names, k) if want else None for k, want in zip(leaves, wanted)]
         found += [grads.get(p) for p in params]
+        if not all(begun):
+            found = _only_reached(found, leaves, params, calls, reached(r, s, heads[np.array(begun)]))
         stats.backward_ops += run.launched - before
         stats.backward_ms += (time.perf_counter() - start) * 1e3
         return found
 
     TapeBridge(inputs, outputs, backward, held.clear)
     flushed.heads = {int(v) + calls.first_token: out for v, out in zip(heads, outputs)}
+
+
+def _only_reached(grads: list[Any], leaves: list[int], params: list[Any], calls: Any, found: Any) -> list[Any]:
+    """Gradients of what the pass did not begin above are left as they are."""
+    reached_leaves, reached_classes = found
+    used = {p for c in np.flatnonzero(reached_classes) for p in calls.classes[c].signature.params}
+    touched = [reached_leaves[k] for k in leaves] + [p in used for p in params]
+    return [grad if touch else UNTOUCHED for grad, touch in zip(grads, touched)]
 
 
 def _leaf_grad(run: Run, g: Grouping, r: Recording, grads: dict[Any, Any], names: dict[int, LeafName],

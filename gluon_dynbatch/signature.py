@@ -198,14 +198,13 @@ def vertex_signature(fn: Any, block: Any, title: str, nested: Any, specs: Sequen
     """
     structure: list[Any] = []
 
-    def traced(F, *args):
-        out = fn(block, *args)
+    def traced(F, *arrays):             # constants (None, bool, str) are passed on as they are
+        out = fn(block, *_map_nested(lambda k: arrays[k] if type(k) is int else k, nested))
         structure.append(out)
         return out
 
-    arguments = _map_nested(lambda k: SPECS[specs[k]] if type(k) is int else k, nested)
     with DEVICES[specs[0]]:
-        program = trace(traced, *arguments, name=title)
+        program = trace(traced, *[SPECS[s] for s in specs], name=title)
     count = iter(range(len(program.outputs)))
     template = _map_nested(lambda x: None if x is None else next(count), structure[0])
     if not _all_arrays(structure[0]):

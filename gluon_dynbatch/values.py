@@ -16,7 +16,7 @@ from cavs_core import Spec
 from cavs_core.mxnet_compat import mx
 
 __all__ = ["SPECS", "DEVICES", "BUFFERS", "WIDTHS", "ROW_SPECS", "spec_number", "array_spec", "data_spec", "memory_of",
-           "is_by_rows"]
+           "is_by_rows", "as_arrays"]
 
 _LIB = mx.base._LIB
 SPECS: list[Spec] = []              # number -> shape and dtype
@@ -90,6 +90,15 @@ def memory_of(array) -> tuple[int, int]:
     mx.base.check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     start = pointer.value or 0
     return start, start + array.size * np.dtype(array.dtype).itemsize
+
+
+def as_arrays(args):
+    """(Nested) arguments with numbers and numpy arrays as arrays, as a recorded vertex takes them."""
+    if isinstance(args, (list, tuple)):
+        return type(args)(as_arrays(x) for x in args)
+    if isinstance(args, (int, float, np.ndarray, np.generic)) and not isinstance(args, (bool, np.bool_)):
+        return mx.nd.array(np.reshape(args, np.shape(args) or (1,)), dtype="float32")
+    return args
 
 
 def data_spec(value, context) -> int:

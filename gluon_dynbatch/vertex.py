@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numpy as np
-
 from cavs_core import thread_state
 from cavs_core.mxnet_compat import gluon, mx
 
 from .recorder import Recorder
+from .values import as_arrays
 
 __all__ = ["vertex"]
 
@@ -79,7 +78,7 @@ def _make_call(cls: type, name: str | None) -> Any:
         listener = thread_state.listener
         if type(listener) is not Recorder or not listener.records_vertices or self._forward_hooks \
                 or self._forward_pre_hooks:
-            return plain(self, *_wrapped(args))
+            return plain(self, *as_arrays(args))
         return listener.record_vertex(self, None, plain, name or self, args)
 
     return __call__
@@ -95,10 +94,12 @@ class _VertexFunction:
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         return self if obj is None else functools.update_wrapper(functools.partial(self._call, obj), self._function)
 
-    def __call__(self, *args: Any) -> Any:
-        return self._call(None, *args)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(None, *args, **kwargs)
 
-    def _call(self, obj: Any, *args: Any) -> Any:
+    def _call(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            raise TypeError(f"{self._name}: a vertex function takes its arguments by position, got {sorted(kwargs)}")
         given = args if obj is None else (obj, *args)
         at = 0 if obj is None else 1
         if len(given) <= at or given[at] is not mx.nd:
@@ -106,7 +107,7 @@ class _VertexFunction:
             raise TypeError(f"{self._name}: the first argument of a vertex function is F = mx.nd, got {got!r}")
         recorder = _recorder()
         if recorder is None:
-            return self._function(*given[:at + 1], *_wrapped(given[at + 1:]))
+            return self._function(*given[:at + 1], *as_arrays(given[at + 1:]))
         if obj is None:
             return recorder.record_vertex(self, self, self._run_function, self._name, given[1:])
         return recorder.record_vertex(obj, self, self._run_method, self._name, given[2:])
@@ -116,12 +117,3 @@ class _VertexFunction:
 
     def _run_method(self, obj: Any, *arrays: Any) -> Any:
         return self._function(obj, mx.nd, *arrays)
-
-
-def _wrapped(args: Any) -> Any:
-    """Numbers and numpy arrays as arrays, as a recorded call takes them."""
-    if isinstance(args, (list, tuple)):
-        return type(args)(_wrapped(x) for x in args)
-    if isinstance(args, (int, float, np.ndarray, np.generic)) and not isinstance(args, (bool, np.bool_)):
-        return mx.nd.array(np.reshape(args, np.shape(args) or (1,)), dtype="float32")
-    return args

@@ -459,6 +459,28 @@ def test_values_of_one_flush_feed_the_next_on_the_tape():
     assert x.grad.asscalar() == 3 * 4 + 2 * 2
 
 
+@pytest.mark.parametrize("req", ["write", "add"])
+def test_one_pass_per_loss_touches_only_what_the_loss_depends_on(req):
+    def work():
+        xs = [nd.array([float(k)]) for k in range(4)]
+        shared, other = nd.array([2.0]), nd.array([3.0])
+        for x in (*xs, shared, other):
+            x.attach_grad(req)
+            x.grad[:] = 100
+        with autograd.record():
+            losses = [x * x * shared for x in xs]
+            losses[1] = losses[1] * other
+        for loss in losses[:3]:
+            loss.backward()
+        autograd.backward(losses[3:])
+        return [x.grad.asscalar() for x in (*xs, shared, other)]
+
+    want = work()
+    with gdb.batching():
+        got = work()
+    assert got == want
+
+
 def test_backward_inside_the_scope():
     x = nd.array([2.0])
     x.attach_grad()

@@ -170,6 +170,59 @@ def test_a_plain_function_with_numbers_and_numpy_arrays():
         scale(x, 1, 2)
 
 
+def test_forms_of_arguments_are_told_apart():
+    """The same arrays as two arguments, as a list, as a tuple, in another order, or with a number between."""
+    @gdb.vertex
+    def mix(F, *args):
+        flat = [y for x in args for y in (x if isinstance(x, (list, tuple)) else [x])]
+        total = 0
+        for k, y in enumerate(flat):
+            total = total + y * (k + 1)
+        return total + (100 if isinstance(args[0], list) else 200 if isinstance(args[0], tuple) else 0)
+
+    @gdb.vertex
+    def other(F, *args):
+        return args[0] * 1000
+
+    def work():
+        a, b = nd.array([1.0]) * 1, nd.array([2.0]) * 1
+        return [f(nd, *args) for _ in range(3) for f, args in (
+            (mix, (a, b)), (mix, ([a, b],)), (mix, ((a, b),)), (mix, (b, a)), (mix, (a, 5, b)), (mix, (5, a, b)),
+            (other, (a, b)), (mix, (a, b, a)), (mix, (a, nd.array([7.0]))), (mix, (a, 2.5)), (mix, ([a], b)))]
+
+    want = [y.asscalar() for y in work()]
+    with gdb.batching():
+        got = work()
+    assert [y.asscalar() for y in got] == want
+
+
+def test_constants_and_fallbacks_take_the_same_arguments_as_outside():
+    embed = gluon.nn.Embedding(5, 2)
+    embed.initialize()
+
+    @gdb.vertex
+    def look(F, word, double, how):
+        return embed(word) * (2 if double else 1) + (1 if how == "more" else 0)
+
+    @gdb.vertex
+    def peek(F, x, n):
+        return x + n if x.sum().asscalar() > 0 else x
+
+    def work():
+        return [look(nd, 3, True, "more"), look(nd, 3, False, "less"), look(nd, 2, True, "more"),
+                peek(nd, nd.ones((2,)), np.array([1.0, 2.0]))]
+
+    want = [y.asnumpy() for y in work()]
+    with gdb.batching() as scope:
+        got = work()
+    for w, g in zip(want, got):
+        np.testing.assert_allclose(g.asnumpy(), w, rtol=1e-6)
+    (reason,) = scope.stats.fallbacks
+    assert "peek" in reason
+    with pytest.raises(TypeError, match="look.*by position.*how"):
+        look(nd, 3, True, how="more")
+
+
 def test_nested_results_keep_their_structure_and_identity():
     class Twice(gluon.HybridBlock):
         def hybrid_forward(self, F, x, states):

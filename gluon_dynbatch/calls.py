@@ -15,10 +15,16 @@ from .runtime import Flushed, run_calls
 from .signature import Signature
 from .values import DEVICES, SPECS, array_spec, data_spec, memory_of
 
-__all__ = ["RETRY", "CallClass", "Calls", "Entry"]
+__all__ = ["RETRY", "CallClass", "Calls", "Entry", "OtherDevice"]
 
 NDArray = mx.nd.NDArray
 RETRY = object()                                # a call came too late for the calls that it was meant for
+
+
+class OtherDevice(Exception):
+    """A call on another device than the calls that wait."""
+
+
 _first_tokens = itertools.count(1 << 32, 1 << 32)
 
 
@@ -148,7 +154,8 @@ class Calls:
         for leaf in self.leaves[len(self.leaf_memory):]:
             self.leaf_memory.append(memory_of(leaf) if isinstance(leaf, NDArray) else (0, 0))
         start, stop = memory_of(array)
-        return any(start < leaf_stop and leaf_start < stop for leaf_start, leaf_stop in self.leaf_memory)
+        params = [memory_of(p.parameter.data(c.signature.context)) for c in self.classes for p in c.signature.params]
+        return any(start < other_stop and other_start < stop for other_start, other_stop in self.leaf_memory + params)
 
     def data_token(self, value: Any, context: Any) -> int:
         """The token of a Python number or numpy array."""
@@ -178,6 +185,8 @@ class Calls:
                   identity: Any = None) -> Entry:
         cls = self.by_signature.get((signature, recorded))
         if cls is None:
+            if self.classes and self.classes[0].signature.context != signature.context:
+                raise OtherDevice               # a flush runs on one device
             cls = self.by_signature[signature, recorded] = CallClass(
                 len(self.classes), signature, recorded, where, identity)
             self.classes.append(cls)

@@ -10,7 +10,7 @@ import numpy as np
 from cavs_core import LazyArray, Listener, ProgramError, TraceError, owner_of, supports, token_of
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
-from .calls import RETRY, Calls, Entry
+from .calls import RETRY, Calls, Entry, OtherDevice
 from .fastpath import make_collector, pattern_of
 from .signature import INDEX_OPERANDS, Signature, operator_signature, vertex_signature
 from .values import SPECS, as_arrays, data_spec
@@ -60,7 +60,11 @@ class Recorder(Listener):
         if tokens is None:
             self.alone(self._why_alone(name))
             return call()
-        entry = self._operator_entry(calls, name, attrs, tokens)
+        try:
+            entry = self._operator_entry(calls, name, attrs, tokens)
+        except OtherDevice:
+            calls.flush("a call on another device was recorded")
+            return self.on_operator(name, arrays, attrs, out, call)
         if entry is None:
             return call()
         result = calls.append(entry, tokens)
@@ -166,6 +170,9 @@ class Recorder(Listener):
 
     def on_hybrid_call(self, block, args, call):
         """A hybridized block that could not be a vertex: operator by operator, through its own code."""
+        if isinstance(block, gluon.SymbolBlock):
+            self.alone(f"{_title(block)} is a stored graph without code")
+            return call()
         block._active = False
         try:
             return block.forward(*args)
@@ -215,6 +222,9 @@ class Recorder(Listener):
                 return self._by_operators(self._refused[key], identity, fn, args)
             try:
                 entry = self._vertex_entry(key, identity, part, fn, _title(title), args)
+            except OtherDevice:
+                calls.flush("a call on another device was recorded")
+                return self._record_vertex(identity, part, fn, title, args)
             except (TraceError, ProgramError) as error:
                 self._refused[key] = f"{_title(title)} records operator by operator: {str(error).splitlines()[0]}"
                 return self._by_operators(self._refused[key], identity, fn, args)
@@ -254,9 +264,9 @@ class Recorder(Listener):
         return fn(identity, *as_arrays(args))
 
     def _vertex_entry(self, key: Any, identity: Any, part: Any, fn: Any, title: str, args: Any) -> Entry:
-        known = _vertex_signatures.setdefault(identity, {})
+        known = _signatures_of(identity)
         signature_key = (key[1], self.training, key[4:])
-        if signature_key not in known:
+        if signature_key not in known or not known[signature_key].is_current():
             specs = [s for s in key[4:] if type(s) is int and s >= 0]
             signature = vertex_signature(fn, identity, title, _numbered(args), specs, self.training)
             sparse = [p.name for p in signature.params if p.parameter._grad_stype != "default"]
@@ -266,7 +276,16 @@ class Recorder(Listener):
         return self.calls.new_entry(key, known[signature_key], 1, self.recording, identity=(identity, part))
 
 
-_vertex_signatures: Any = weakref.WeakKeyDictionary()       # block or function -> its signatures
+_vertex_signatures: dict[int, tuple[Any, dict[Any, Signature]]] = {}     # id of a block or function -> its signatures
+
+
+def _signatures_of(identity: Any) -> dict[Any, Signature]:
+    """The signatures of this very object (equal ones have their own), for as long as it lives."""
+    number = id(identity)
+    if number not in _vertex_signatures:
+        alive = weakref.ref(identity, lambda _: _vertex_signatures.pop(number, None))
+        _vertex_signatures[number] = (alive, {})
+    return _vertex_signatures[number][1]
 _LISTS = ("SliceChannel", "_split_v2")          # operators that return a list even of one
 
 

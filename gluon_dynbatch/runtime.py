@@ -287,8 +287,11 @@ def _put_on_tape(flushed: Flushed, calls: Any, r: Recording, s: Any, plans: list
     if not len(heads):
         return
     g, run = flushed.grouping, flushed.run
-    params = list(dict.fromkeys(source for plan in plans for source in plan.grads if hasattr(source, "parameter")))
-    leaves = [k for k in np.flatnonzero(r.leaf_wanted).tolist()]
+    # what no head depends on is no input: MXNet would not touch its gradient
+    reached_leaves, reached_classes = reached(r, s, heads)
+    params = list(dict.fromkeys(source for c, plan in enumerate(plans) if reached_classes[c]
+                                for source in plan.grads if hasattr(source, "parameter")))
+    leaves = np.flatnonzero(r.leaf_wanted & reached_leaves).tolist()
     inputs = [calls.leaves[k] for k in leaves] + [run.arrays[p] for p in params]
     heads = np.concatenate(_heads_by_buffer(heads, g))          # in the order of their messages
     outputs = [flushed.row(int(t)) for t in heads]

@@ -150,6 +150,18 @@ def _install() -> None:
             return original(self, *args, **kwargs)
         return store
 
+    def attaching(original: Any) -> Any:
+        def attach_grad(self, *args, **kwargs):
+            if _local.scope is None:
+                return original(self, *args, **kwargs)
+            self.wait_to_read()
+            with listening(None):               # a gradient has memory of its own, not a row of some buffer
+                return original(self, *args, **kwargs)
+        return attach_grad
+
+    replace(mx.nd.NDArray, "attach_grad", attaching)
+    for name in ("initialize", "_init_impl", "cast"):   # they replace the arrays that recorded vertices ask for
+        replace(mx.gluon.Parameter, name, storing)
     replace(autograd, "set_recording", setter("recording"))
     replace(autograd, "set_training", setter("training"))
     replace(mx.nd.NDArray, "_sync_copyfrom", copying)

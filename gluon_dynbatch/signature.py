@@ -73,6 +73,12 @@ class Signature:
             flat[places.index(k)] for flat in [run_alone(block, operands)] for k in range(len(values))]
         self._plans: dict[Any, ClassPlan] = {}
 
+    def is_current(self) -> bool:
+        """Whether the parameters still are what was traced: a cast or a new shape asks for another trace."""
+        specs = {source: self.vertex.program.specs[v] for v, source in self.vertex.program.inputs.items()}
+        return all(np.dtype(p.parameter.dtype).name == specs[p].dtype and tuple(p.parameter.shape) == specs[p].shape
+                   for p in self.params)
+
     def output_specs(self, rows: int = 1) -> list[int]:
         """Spec numbers of the outputs of a call; `rows` is the number of its rows, if calls are ragged."""
         if rows not in self._output_specs:

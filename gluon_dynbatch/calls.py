@@ -149,6 +149,10 @@ class Calls:
             self.views[view.token] = (base.token, make)
             self.viewed.add(base.token)
 
+    def uses_parameter(self, parameter: Any) -> bool:
+        """Whether a recorded vertex will ask the parameter for its array."""
+        return any(p.parameter is parameter for c in self.classes for p in c.signature.params)
+
     def reads_memory_of(self, array: Any) -> bool:
         """Whether an array overlaps one that recorded calls read: itself, a view of it, or what it is a view of."""
         for leaf in self.leaves[len(self.leaf_memory):]:

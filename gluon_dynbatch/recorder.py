@@ -283,7 +283,7 @@ def _signatures_of(identity: Any) -> dict[Any, Signature]:
     """The signatures of this very object (equal ones have their own), for as long as it lives."""
     number = id(identity)
     if number not in _vertex_signatures:
-        alive = weakref.ref(identity, lambda _: _vertex_signatures.pop(number, None))
+        alive = weakref.ref(identity, lambda _, table=_vertex_signatures: table.pop(number, None))
         _vertex_signatures[number] = (alive, {})
     return _vertex_signatures[number][1]
 _LISTS = ("SliceChannel", "_split_v2")          # operators that return a list even of one

@@ -150,6 +150,13 @@ def _install() -> None:
             return original(self, *args, **kwargs)
         return store
 
+    def replacing(original: Any) -> Any:
+        def replace_arrays(self, *args, **kwargs):
+            if _local.scope is not None and _local.scope.recorder.calls.uses_parameter(self):
+                _local.scope.flush()
+            return original(self, *args, **kwargs)
+        return replace_arrays
+
     def attaching(original: Any) -> Any:
         def attach_grad(self, *args, **kwargs):
             if _local.scope is None:
@@ -160,8 +167,8 @@ def _install() -> None:
         return attach_grad
 
     replace(mx.nd.NDArray, "attach_grad", attaching)
-    for name in ("initialize", "_init_impl", "cast"):   # they replace the arrays that recorded vertices ask for
-        replace(mx.gluon.Parameter, name, storing)
+    for name in ("initialize", "_init_impl", "cast"):
+        replace(mx.gluon.Parameter, name, replacing)
     replace(autograd, "set_recording", setter("recording"))
     replace(autograd, "set_training", setter("training"))
     replace(mx.nd.NDArray, "_sync_copyfrom", copying)

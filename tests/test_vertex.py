@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 
 import numpy as np
 import pytest

@@ -134,6 +134,17 @@ def test_a_parameter_used_by_two_runs_and_outside(case):
     assert_same(got, want)
 
 
+def test_callbacks_of_runs_of_one_cell_do_not_meet_in_its_regions(case):
+    """MXNet calls the nodes of a pass from several threads at once; the runs of one cell share compiled regions."""
+    cell, graphs, inputs = case
+    for _ in range(60):
+        with autograd.record():
+            runs = [batched(cell, graphs, {"x": inputs["x"] * k}) for k in range(1, 5)]
+            loss = mx.nd.add_n(*[y.sum() for y in runs])
+        loss.backward()
+    assert all(np.isfinite(g).all() for g in grads_of(cell).values())
+
+
 def test_a_run_that_feeds_a_run():
     rng = np.random.RandomState(4)
     first, second = TreeFC(hidden=4), ChildSumLSTM()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -115,8 +116,11 @@ class MXNetBackend:
         arrays = {name: k for k, name in enumerate(names.values())}
         arguments = [arrays[name] for name in graph.list_inputs()]
 
+        one_at_a_time = threading.Lock()        # two callers inside one CachedOp (callbacks of two nodes) crash MXNet
+
         def run(inputs, outs):
-            made = cached(*[inputs[k] for k in arguments], out=outs)
+            with one_at_a_time:
+                made = cached(*[inputs[k] for k in arguments], out=outs)
             return made if isinstance(made, list) else [made]
 
         return run

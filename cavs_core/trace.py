@@ -16,7 +16,7 @@ from .ops import TABLE, Builder
 from .program import ROW, SHARED, Arg, Const, Param, Program, Spec
 from .tape import needs_gradient
 
-__all__ = ["Tracer", "ChildArray", "trace"]
+__all__ = ["Tracer", "ChildArray", "flatten", "inactive", "map_nested", "trace"]
 
 NDArray = mx.nd.NDArray
 _DRAWS = ("_random_", "_sample_", "_shuffle", "_npi_uniform", "_npi_normal")     # how such operators' names begin
@@ -101,7 +101,7 @@ class Tracer(Listener):
         """A hybridized child is traced through its own code, not through its cached graph."""
         if isinstance(block, gluon.SymbolBlock):
             raise TraceError(f"{self.name}: {_title(block)} is a SymbolBlock: a stored graph without code to trace.")
-        with _inactive(block):
+        with inactive(block):
             return block.forward(*args)
 
     def on_operator(self, name, arrays, attrs, out, call):
@@ -110,7 +110,7 @@ class Tracer(Listener):
             if name.startswith(_DRAWS) or (name == "Dropout" and autograd.is_training()):
                 raise TraceError(f"{self.name}: `{name}` draws numbers without an operand while it is traced; they "
                                  "would be the same in every run. Pull them as an input, or use Dropout.")
-            if any(id(x) in self._outside for x in _flatten(out)):
+            if any(id(x) in self._outside for x in flatten(out)):
                 raise TraceError(f"{self.name}: `{name}` writes into an outside array that was read before while it is "
                                  "traced; write x = x + y instead.")
             return call()
@@ -214,7 +214,7 @@ def trace(fn: Any, *args: Any, name: str | None = None) -> Program:
     """
     is_block = isinstance(fn, gluon.Block)
     name = name or (_title(fn) if is_block else getattr(fn, "__name__", type(fn).__name__))
-    flat = _flatten(args)
+    flat = flatten(args)
     arrays = [x for x in flat if isinstance(x, NDArray)]
     tracer = Tracer(name, arrays[0].context if arrays else mx.current_context())
     count = iter(range(len(flat)))
@@ -227,10 +227,10 @@ def trace(fn: Any, *args: Any, name: str | None = None) -> Program:
         spec = x if isinstance(x, Spec) else Spec(x.shape, np.dtype(x.dtype).name, ROW)
         return tracer.input(spec, Arg(next(count)))
 
-    placeholders = _map_nested(placeholder, args)
+    placeholders = map_nested(placeholder, args)
     with tracer.running(fn):
         out = fn(*placeholders) if is_block else fn(mx.nd, *placeholders)
-    results = _flatten(out)
+    results = flatten(out)
     if not results or not all(isinstance(r, NDArray) for r in results):
         raise TraceError(f"{name}: returned {out!r}; a traced function returns arrays, or lists of arrays.")
     program = tracer.builder.program
@@ -241,20 +241,22 @@ def trace(fn: Any, *args: Any, name: str | None = None) -> Program:
 # ---- helpers ---------------------------------------------------------------------------------
 
 
-def _flatten(nested: Any) -> list[Any]:
+def flatten(nested: Any) -> list[Any]:
+    """The leaves of nested lists and tuples, without None."""
     if isinstance(nested, (list, tuple)):
-        return [leaf for part in nested for leaf in _flatten(part)]
+        return [leaf for part in nested for leaf in flatten(part)]
     return [] if nested is None else [nested]
 
 
-def _map_nested(fn: Any, nested: Any) -> Any:
+def map_nested(fn: Any, nested: Any) -> Any:
+    """The same nesting of lists and tuples with fn(leaf) for every leaf."""
     if isinstance(nested, (list, tuple)):
-        return type(nested)(_map_nested(fn, part) for part in nested)
+        return type(nested)(map_nested(fn, part) for part in nested)
     return fn(nested)
 
 
 @contextlib.contextmanager
-def _inactive(block: Any):
+def inactive(block: Any):
     """Run a hybridized block as if it were not."""
     block._active = False
     try:

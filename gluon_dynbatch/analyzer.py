@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from cavs_core import offsets_of
+
 __all__ = ["ClassInfo", "Recording", "Scan", "ClassRows", "Grouping", "scan", "group", "reached"]
 
 
@@ -89,17 +91,13 @@ class Scan:
     maker: Any                  # of each value: the call that made it
 
 
-def _offsets(counts: Any) -> Any:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
-
-
 def scan(r: Recording) -> Scan:
     """One pass in recorded order: an operand is always recorded before its reader."""
     num_operands = r.per_class(lambda c: len(c.operand_widths))
     num_outputs = r.per_class(lambda c: len(c.output_widths))
-    operand_offsets = _offsets(num_operands[r.call_class])
-    value_offsets = _offsets(num_outputs[r.call_class])
-    column_offsets = _offsets(num_operands)
+    operand_offsets = offsets_of(num_operands[r.call_class])
+    value_offsets = offsets_of(num_outputs[r.call_class])
+    column_offsets = offsets_of(num_operands)
     depth, active, first, same, pending, wanted, maker = _scan(
         r.call_class, operand_offsets, value_offsets, column_offsets, r.operands,
         r.per_class(lambda c: c.recorded, bool), r.per_class(lambda c: c.owns_wanted, bool),
@@ -205,11 +203,11 @@ def group(r: Recording, s: Scan, num_buffers: int, unbatched: bool = False) -> G
     num_classes = len(r.classes)
     key = r.call_class * (int(s.depth.max(initial=0)) + 1) + np.maximum(s.depth, 0)
     by_key = np.argsort(key, kind="stable")
-    class_offsets = _offsets(np.bincount(r.call_class, minlength=num_classes))
+    class_offsets = offsets_of(np.bincount(r.call_class, minlength=num_classes))
     calls = [by_key[class_offsets[c]:class_offsets[c + 1]] for c in range(num_classes)]
     position = np.empty(len(by_key), np.int64)          # of each call, inside its class
     for mine in calls:
-        position[mine] = _offsets(r.call_width[mine])[:-1]
+        position[mine] = offsets_of(r.call_width[mine])[:-1]
 
     shared = [{k: int(-1 - s.first[col]) for k, col in enumerate(range(*s.column_offsets[c:c + 2]))
                if s.same[col] and not s.pending[col] and not r.classes[c].split[k] and r.classes[c].alias < 0}
@@ -250,7 +248,7 @@ def _launches(r: Recording, s: Scan, calls: Any, info: ClassInfo, unbatched: boo
     if unbatched:
         depths, starts = s.depth[calls], np.arange(len(calls))
     call_offsets = np.append(starts, len(calls))
-    return _offsets(r.call_width[calls])[call_offsets], call_offsets, depths
+    return offsets_of(r.call_width[calls])[call_offsets], call_offsets, depths
 
 
 def _place_leaves(r: Recording, tokens: list[Any], shared: list[dict[int, int]], num_buffers: int) -> Any:
@@ -265,7 +263,7 @@ def _place_leaves(r: Recording, tokens: list[Any], shared: list[dict[int, int]],
     counts = []
     for buffer in range(num_buffers):
         mine = np.flatnonzero(used & (r.leaf_buffers == buffer))
-        offsets = _offsets(r.leaf_widths[mine])
+        offsets = offsets_of(r.leaf_widths[mine])
         rows[mine] = offsets[:-1]
         counts.append(int(offsets[-1]))
     return rows, counts
@@ -273,7 +271,7 @@ def _place_leaves(r: Recording, tokens: list[Any], shared: list[dict[int, int]],
 
 def _place_values(r: Recording, s: Scan, position: Any, bases: list[list[int]], leaf_rows: Any) -> Any:
     """First row and buffer of every recorded value."""
-    output_offsets = _offsets(r.per_class(lambda c: len(c.output_widths)))
+    output_offsets = offsets_of(r.per_class(lambda c: len(c.output_widths)))
     base = np.array([b for part, info in zip(bases, r.classes) for b in (part or [0] * len(info.output_widths))],
                     np.int64)
     widths = np.array([w for info in r.classes for w in info.output_widths], np.int64)
@@ -315,7 +313,7 @@ def _column_rows(starts: Any, width: int, split: bool, call_width: Any, ragged: 
     """All rows that a column reads, position after position."""
     if split:                   # a call's rows, shared out among its positions
         count = call_width * width
-        offsets = _offsets(count)
+        offsets = offsets_of(count)
         return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], count)
     if ragged:                  # every position of a call reads the same rows
         starts = np.repeat(starts, call_width)

@@ -15,16 +15,10 @@ from .runtime import Flushed, run_calls
 from .signature import Signature
 from .values import DEVICES, SPECS, array_spec, data_spec, memory_of
 
-__all__ = ["RETRY", "CallClass", "Calls", "Entry", "OtherDevice"]
+__all__ = ["RETRY", "CallClass", "Calls", "Entry"]
 
 NDArray = mx.nd.NDArray
 RETRY = object()                                # a call came too late for the calls that it was meant for
-
-
-class OtherDevice(Exception):
-    """A call on another device than the calls that wait."""
-
-
 _first_tokens = itertools.count(1 << 32, 1 << 32)
 
 
@@ -190,7 +184,8 @@ class Calls:
         cls = self.by_signature.get((signature, recorded))
         if cls is None:
             if self.classes and self.classes[0].signature.context != signature.context:
-                raise OtherDevice               # a flush runs on one device
+                # A flush runs on one device. After it, `append` tells the caller to record the call anew.
+                self.flush("a call on another device was recorded")
             cls = self.by_signature[signature, recorded] = CallClass(
                 len(self.classes), signature, recorded, where, identity)
             self.classes.append(cls)

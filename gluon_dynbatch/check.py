@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core.mxnet_compat import mx
-
 from .errors import BatchingMismatchError
-from .values import SPECS
+from .values import SPECS, as_array
 
 __all__ = ["check_calls"]
 
@@ -23,7 +21,7 @@ def check_calls(calls: Any, flushed: Any, recording: Any, scanned: Any) -> None:
         cls = calls.classes[c]
         signature = cls.signature
         tokens = recording.operands[scanned.operand_offsets[i]:scanned.operand_offsets[i + 1]].tolist()
-        operands = [values[t] if t >= 0 else _leaf(calls.leaves[-1 - t]) for t in tokens]
+        operands = [values[t] if t >= 0 else as_array(calls.leaves[-1 - t]) for t in tokens]
         first = int(scanned.value_offsets[i])
         if signature.draws:             # random: there is no value to compare with
             made = [flushed.row(first + k) for k in range(len(signature.output_specs()))]
@@ -46,9 +44,3 @@ def _compare(got: Any, want: Any, dtype: str, number: int, cls: Any, output: int
         f"batching(check=True): call {number} ({cls.signature.title}{where}) on operands of shapes {shapes}: output "
         f"{output} of the batched launch differs from the call by itself by up to {worst:g} (shapes {got.shape} and "
         f"{want.shape}). Please report it; policy='none' or granularity='op' may avoid it.")
-
-
-def _leaf(leaf: Any) -> Any:
-    if isinstance(leaf, mx.nd.NDArray):
-        return leaf
-    return mx.nd.array(np.reshape(leaf, np.shape(leaf) or (1,)), dtype="float32")

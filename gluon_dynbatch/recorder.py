@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import LazyArray, Listener, ProgramError, TraceError, owner_of, supports, token_of
+from cavs_core import LazyArray, Listener, ProgramError, TraceError, inactive, owner_of, supports, token_of
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
-from .calls import RETRY, Calls, Entry, OtherDevice
+from .calls import RETRY, Calls, Entry
 from .fastpath import make_collector, pattern_of
 from .signature import INDEX_OPERANDS, Signature, operator_signature, vertex_signature
 from .values import SPECS, as_arrays, data_spec
@@ -60,11 +60,7 @@ class Recorder(Listener):
         if tokens is None:
             self.alone(self._why_alone(name))
             return call()
-        try:
-            entry = self._operator_entry(calls, name, attrs, tokens)
-        except OtherDevice:
-            calls.flush("a call on another device was recorded")
-            return self.on_operator(name, arrays, attrs, out, call)
+        entry = self._operator_entry(calls, name, attrs, tokens)
         if entry is None:
             return call()
         result = calls.append(entry, tokens)
@@ -162,7 +158,7 @@ class Recorder(Listener):
             return call()
         if isinstance(block, gluon.HybridBlock) and block._active and self.records_vertices:
             return self.record_vertex(block, None, type(block).forward, block, args)
-        self._where.append(f"{type(block).__name__} {block.name}")
+        self._where.append(_title(block))
         try:
             return call()
         finally:
@@ -173,11 +169,8 @@ class Recorder(Listener):
         if isinstance(block, gluon.SymbolBlock):
             self.alone(f"{_title(block)} is a stored graph without code")
             return call()
-        block._active = False
-        try:
+        with inactive(block):
             return block.forward(*args)
-        finally:
-            block._active = True
 
     def record_vertex(self, identity: Any, part: Any, fn: Any, title: Any, args: tuple[Any, ...]) -> Any:
         """Record one call of a vertex.
@@ -221,10 +214,7 @@ class Recorder(Listener):
             if key in self._refused:
                 return self._by_operators(self._refused[key], identity, fn, args)
             try:
-                entry = self._vertex_entry(key, identity, part, fn, _title(title), args)
-            except OtherDevice:
-                calls.flush("a call on another device was recorded")
-                return self._record_vertex(identity, part, fn, title, args)
+                entry = self._vertex_entry(calls, key, identity, part, fn, _title(title), args)
             except (TraceError, ProgramError) as error:
                 self._refused[key] = f"{_title(title)} records operator by operator: {str(error).splitlines()[0]}"
                 return self._by_operators(self._refused[key], identity, fn, args)
@@ -263,7 +253,7 @@ class Recorder(Listener):
         self.alone(reason)
         return fn(identity, *as_arrays(args))
 
-    def _vertex_entry(self, key: Any, identity: Any, part: Any, fn: Any, title: str, args: Any) -> Entry:
+    def _vertex_entry(self, calls: Calls, key: Any, identity: Any, part: Any, fn: Any, title: str, args: Any) -> Entry:
         known = _signatures_of(identity)
         signature_key = (key[1], self.training, key[4:])
         if signature_key not in known or not known[signature_key].is_current():
@@ -273,7 +263,7 @@ class Recorder(Listener):
             if sparse and self.recording:
                 raise ProgramError(f"the gradient of {sparse[0]} is row_sparse")
             known[signature_key] = signature
-        return self.calls.new_entry(key, known[signature_key], 1, self.recording, identity=(identity, part))
+        return calls.new_entry(key, known[signature_key], 1, self.recording, identity=(identity, part))
 
 
 _vertex_signatures: dict[int, tuple[Any, dict[Any, Signature]]] = {}     # id of a block or function -> its signatures
@@ -286,6 +276,8 @@ def _signatures_of(identity: Any) -> dict[Any, Signature]:
         alive = weakref.ref(identity, lambda _, table=_vertex_signatures: table.pop(number, None))
         _vertex_signatures[number] = (alive, {})
     return _vertex_signatures[number][1]
+
+
 _LISTS = ("SliceChannel", "_split_v2")          # operators that return a list even of one
 
 

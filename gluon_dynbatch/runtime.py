@@ -32,7 +32,7 @@ from .analyzer import ClassInfo, Grouping, Recording, group, reached, scan
 from .check import check_calls
 from .report import FlushReport
 from .signature import operand_source
-from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS
+from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS, as_array
 
 __all__ = ["Flushed", "run_calls"]
 
@@ -101,7 +101,7 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     recording, buffers = _recording(calls)
     scanned = scan(recording)
     grouping = group(recording, scanned, len(buffers), unbatched=scope.config.policy == "none")
-    layout, plans, names, kinds = _lay_out(calls, recording, scanned, grouping, buffers)
+    layout, plans, names, kinds = _lay_out(calls, recording, scanned, grouping, buffers, specs)
     analyzed = time.perf_counter()
     context = DEVICES[specs[0]]
     with autograd.pause(train_mode=autograd.is_training()):
@@ -160,7 +160,7 @@ def _recording(calls: Any) -> tuple[Recording, list[int]]:
     return recording, list(buffers)
 
 
-def _lay_out(calls: Any, r: Recording, s: Any, g: Grouping, buffers: list[int]) -> Any:
+def _lay_out(calls: Any, r: Recording, s: Any, g: Grouping, buffers: list[int], specs: list[int]) -> Any:
     """A layout for the executor, a plan for each class, names of shared leaves, and the kinds of all operands."""
     local = {number: k for k, number in enumerate(buffers)}
     active = np.zeros(len(calls.classes), bool)
@@ -186,7 +186,7 @@ def _lay_out(calls: Any, r: Recording, s: Any, g: Grouping, buffers: list[int]) 
         classes.append(ClassLayout(
             Frame(0, bounds[-1]), [Frame(a, b) for a, b in zip(bounds, bounds[1:])], reads, writes, {}, _NO_ROWS,
             names=names))
-    messages = _messages(r, s, g, plans, classes, list(calls.value_spec.values()))
+    messages = _messages(r, s, g, plans, classes, specs)
     layout = Layout(classes, g.order, g.buffer_rows, messages, [ROW_SPECS[number] for number in buffers])
     return layout, plans, leaf_names, all_kinds
 
@@ -235,7 +235,7 @@ def _within(counts: Any) -> Any:
 # ---- arrays ----------------------------------------------------------------------------------
 
 def _bind(plans: list[Any], leaf_names: dict[int, LeafName], calls: Any, context: Any) -> dict[Any, Any]:
-    bound: dict[Any, Any] = {name: _as_array(calls.leaves[leaf], context) for leaf, name in leaf_names.items()}
+    bound: dict[Any, Any] = {name: as_array(calls.leaves[leaf], context) for leaf, name in leaf_names.items()}
     for plan in plans:
         for source in plan.inputs.values():
             if hasattr(source, "parameter"):
@@ -243,12 +243,6 @@ def _bind(plans: list[Any], leaf_names: dict[int, LeafName], calls: Any, context
             elif hasattr(source, "array"):
                 bound[source] = source.array
     return bound
-
-
-def _as_array(leaf: Any, context: Any) -> Any:
-    if isinstance(leaf, NDArray):
-        return leaf
-    return mx.nd.array(np.reshape(leaf, np.shape(leaf) or (1,)), ctx=context, dtype="float32")
 
 
 def _fills(calls: Any, g: Grouping, r: Recording, buffers: list[int]) -> list[tuple[int, int, Any]]:
@@ -269,7 +263,7 @@ def _stacked(calls: Any, leaves: list[int], row: Any) -> Any:
     if not any(isinstance(x, NDArray) for x in values):
         flat = np.concatenate([np.ravel(x) for x in values]).astype(row.dtype)
         return mx.nd.array(flat.reshape((-1, *row.shape)), ctx=context, dtype=row.dtype)
-    arrays = [_as_array(x, context) for x in values]
+    arrays = [as_array(x, context) for x in values]
     if context.device_type != "cpu" or len(arrays) < _MANY:
         return mx.nd.concat(*[x.reshape((-1, *row.shape)) for x in arrays], dim=0)
     widths = np.array([WIDTHS[calls.leaf_spec[k]] for k in leaves], np.int64)

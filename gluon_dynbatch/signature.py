@@ -20,10 +20,11 @@ from cavs_core import (
     ProgramError,
     Shared,
     Spec,
-    TraceError,
     VertexProgram,
+    flatten,
     lookup,
     make_results,
+    map_nested,
     one_row_program,
     own_outputs,
     plan_class,
@@ -66,7 +67,7 @@ class Signature:
         self.context = context
         self._output_specs: dict[int, list[int]] = {}
         self.alias = alias
-        self.results = make_results(_map_nested(lambda k: k if k is None else places[k], template))
+        self.results = make_results(map_nested(lambda k: k if k is None else places[k], template))
         self.params = [s for s in program.inputs.values() if isinstance(s, Param)]
         self.draws = any(instr.op == "uniform_like" for instr in program.instrs)
         self.run_alone = lambda block, operands: [
@@ -136,7 +137,7 @@ def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], t
     def run_alone(_: Any, operands: list[Any]) -> list[Any]:
         function = getattr(mx.nd, name, None) or getattr(mx.nd._internal, name)
         with autograd.pause(train_mode=training):
-            return _flat(function(*operands, **given))
+            return flatten(function(*operands, **given))
 
     count = len(program.outputs)
     template = list(range(count)) if output_is_list or count > 1 else 0
@@ -205,36 +206,17 @@ def vertex_signature(fn: Any, block: Any, title: str, nested: Any, specs: Sequen
     structure: list[Any] = []
 
     def traced(F, *arrays):             # constants (None, bool, str) are passed on as they are
-        out = fn(block, *_map_nested(lambda k: arrays[k] if type(k) is int else k, nested))
+        out = fn(block, *map_nested(lambda k: arrays[k] if type(k) is int else k, nested))
         structure.append(out)
         return out
 
     with DEVICES[specs[0]]:
         program = trace(traced, *[SPECS[s] for s in specs], name=title)
     count = iter(range(len(program.outputs)))
-    template = _map_nested(lambda x: None if x is None else next(count), structure[0])
-    if not _all_arrays(structure[0]):
-        raise TraceError(f"{title}: returns {structure[0]!r}; a vertex returns arrays, or lists of arrays")
+    template = map_nested(lambda x: None if x is None else next(count), structure[0])
+
     def run_alone(block: Any, operands: list[Any]) -> list[Any]:
         with autograd.pause(train_mode=training):
-            return _flat(fn(block, *_map_nested(lambda k: operands[k] if type(k) is int else k, nested)))
+            return flatten(fn(block, *map_nested(lambda k: operands[k] if type(k) is int else k, nested)))
 
     return Signature(title, program, specs, DEVICES[specs[0]], template, run_alone)
-
-
-def _flat(nested: Any) -> list[Any]:
-    if isinstance(nested, (list, tuple)):
-        return [x for part in nested for x in _flat(part)]
-    return [] if nested is None else [nested]
-
-
-def _map_nested(fn: Any, nested: Any) -> Any:
-    if isinstance(nested, (list, tuple)):
-        return type(nested)(_map_nested(fn, part) for part in nested)
-    return fn(nested)
-
-
-def _all_arrays(nested: Any) -> bool:
-    if isinstance(nested, (list, tuple)):
-        return all(_all_arrays(part) for part in nested)
-    return nested is None or isinstance(nested, mx.nd.NDArray)

@@ -16,7 +16,7 @@ from cavs_core import Spec
 from cavs_core.mxnet_compat import mx
 
 __all__ = ["SPECS", "DEVICES", "BUFFERS", "WIDTHS", "ROW_SPECS", "spec_number", "array_spec", "data_spec", "memory_of",
-           "is_by_rows", "as_arrays"]
+           "is_by_rows", "as_array", "as_arrays"]
 
 _LIB = mx.base._LIB
 SPECS: list[Spec] = []              # number -> shape and dtype
@@ -97,8 +97,15 @@ def as_arrays(args):
     if isinstance(args, (list, tuple)):
         return type(args)(as_arrays(x) for x in args)
     if isinstance(args, (int, float, np.ndarray, np.generic)) and not isinstance(args, (bool, np.bool_)):
-        return mx.nd.array(np.reshape(args, np.shape(args) or (1,)), dtype="float32")
+        return as_array(args)
     return args
+
+
+def as_array(value, context=None):
+    """A Python number or numpy array as a recorded call takes it; an NDArray as it is."""
+    if isinstance(value, mx.nd.NDArray):
+        return value
+    return mx.nd.array(np.reshape(value, np.shape(value) or (1,)), ctx=context, dtype="float32")
 
 
 def data_spec(value, context) -> int:

@@ -57,8 +57,9 @@ def test_l2_normalization(data):
     case = Case(data)
     mode, eps = case.pick("instance", "channel", "spatial"), case.pick(1e-10, 1e-3)
     case.operand(case.shape(1 if mode == "instance" else 3))
-    # Where a norm is small, the two terms of the gradient are large and cancel.
-    case.check(lambda F, x: F.L2Normalization(x, mode=mode, eps=eps), tol=dict(rtol=2e-3, atol=3e-4))
+    # Where a norm is small, the two terms of the gradient are large and cancel: in float32 that costs digits.
+    tol = dict(rtol=2e-3, atol=3e-4) if case.dtype == "float32" else dict(rtol=2e-4, atol=2e-5)
+    case.check(lambda F, x: F.L2Normalization(x, mode=mode, eps=eps), tol=tol)
 
 
 @pytest.mark.parametrize("call", [

@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+# Where the benchmarks find DyNet and PyTorch; nothing else needs it
+PEERS := .venv-peers
 # What the environment gets besides the project, e.g. EXTRA=numpy==1.22.4
 EXTRA ?=
 ARGS ?=
 
 SUPPORTED := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] < (3, 13))
 
-.PHONY: demo test test-matrix bench-schedule bench-overhead setup clean
+.PHONY: demo test test-matrix bench bench-quick bench-schedule bench-overhead bench-scaling peers setup clean
 
 demo: $(READY)
 	$(PY) examples/demo.py $(ARGS)
@@ -21,6 +23,19 @@ test: $(READY)
 
 test-matrix:
 	@MAKE="$(MAKE)" bash tests/matrix.sh $(ARGS)
+
+# Without the peers' environment their systems are absent from the tables, and the rest runs.
+bench: $(READY)
+	-@$(MAKE) --no-print-directory peers
+	$(PY) -m benchmarks.run $(ARGS)
+	$(PY) benchmarks/bench_scaling.py
+
+bench-quick: $(READY)
+	-@$(MAKE) --no-print-directory peers
+	$(PY) -m benchmarks.run --quick $(ARGS)
+
+bench-scaling: $(READY)
+	$(PY) benchmarks/bench_scaling.py $(ARGS)
 
 bench-schedule: $(READY)
 	$(PY) benchmarks/bench_schedule.py $(ARGS)
@@ -47,6 +62,17 @@ $(READY): setup.py pyproject.toml
 	@$(PY) -m pip install -q --disable-pip-version-check -e '.[test]' $(EXTRA)
 	@touch $@
 
+# One package after the other: if one cannot be installed, the systems of the others still run.
+peers: $(PEERS)/.ready
+
+$(PEERS)/.ready: benchmarks/peers.txt | $(READY)
+	@echo "making $(PEERS) with the systems that we are compared with (the first time takes a few minutes)"
+	@$(PY) -m venv $(PEERS)
+	@failed=0; for package in $$(grep -v '^#' benchmarks/peers.txt); do \
+	  $(PEERS)/bin/python -m pip install -q --disable-pip-version-check "$$package" || \
+	    { echo "$$package could not be installed: its systems will be absent" >&2; failed=1; }; done; exit $$failed
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-3.* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers .venv-3.* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,7 +3,10 @@
 The names behind the comment in `__all__` are for those who build another face on the engine, as `gluon_dynbatch` does.
 """
 
+from .backends.choose import BACKENDS, make_run, runs_natively
 from .backends.mxnet_ops import MXNetBackend
+from .backends.native_cpu.row_sums import add_rows
+from .backends.targets import WRITTEN, Target
 from .errors import (
     ArityError,
     CycleError,
@@ -20,13 +23,13 @@ from .executor import Run
 from .face import RunOutput, RunStats, run
 from .graph import InputGraph
 from .layout import ClassLayout, Frame, Layout, Place, Read, RowIndex, offsets_of, plan_messages
-from .lazy import LazyArray, Listener, become_array, listening, make_results, owner_of, thread_state, token_of
+from .lazy import LazyArray, Listener, become_array, listening, thread_state
 from .leaf_copy import copy_arrays
 from .ops import Builder, lookup, supports
 from .plan import ClassPlan, VertexProgram, own_outputs, plan_class, respecified
 from .program import ROW, SHARED, Arg, Const, Gather, Leaf, Param, Program, Shared, Spec
 from .ragged import one_row_program
-from .tape import UNTOUCHED, TapeBridge, needs_gradient
+from .tape import UNTOUCHED, TapeBridge, needs_gradient, on_tape, wrap_backward
 from .trace import flatten, inactive, map_nested, trace
 from .vertex import VertexFunction
 
@@ -35,11 +38,11 @@ __all__ = [
     "Program", "ProgramError", "RunError", "RunOutput", "RunStats", "Spec", "TraceError", "UnsupportedOpError",
     "VertexFunction", "run", "trace",
     # for other faces
-    "flatten", "inactive", "map_nested", "offsets_of",
-    "Arg", "Builder", "ClassLayout", "ClassPlan", "Const", "Frame", "Gather", "Layout", "LazyArray", "Leaf",
+    "Arg", "BACKENDS", "Builder", "ClassLayout", "ClassPlan", "Const", "Frame", "Gather", "Layout", "LazyArray", "Leaf",
     "Listener", "MXNetBackend", "Param", "Place", "ROW", "Read", "RowIndex", "Run", "SHARED", "Shared", "TapeBridge",
-    "UNTOUCHED", "VertexProgram", "become_array", "copy_arrays", "listening", "lookup", "make_results",
-    "needs_gradient", "one_row_program", "own_outputs", "owner_of", "plan_class", "plan_messages", "respecified",
-    "supports", "thread_state", "token_of",
+    "Target", "UNTOUCHED", "VertexProgram", "WRITTEN", "add_rows", "become_array", "copy_arrays", "flatten", "inactive",
+    "listening", "lookup", "make_run", "map_nested", "needs_gradient", "offsets_of", "on_tape", "one_row_program",
+    "own_outputs", "plan_class", "plan_messages", "respecified", "runs_natively", "supports", "thread_state",
+    "wrap_backward",
 ]
 __version__ = "0.1.0"

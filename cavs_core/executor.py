@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .backends.targets import WRITTEN, Target
 from .layout import ClassLayout, Frame, Layout, Place, Read, RowIndex, Segments
 from .partition import Step
 from .plan import ClassPlan, Phases
@@ -71,10 +72,32 @@ class Run:
                      for value, place in zip(cls.plan.outputs, cls.layout.writes) if place.buffer == k)
                 for k in range(len(self.layout.buffer_rows))]
 
+    # ---- results -----------------------------------------------------------------------------
+
+    def numpy(self, buffer: int, start: int, stop: int) -> Any:
+        """Rows of a buffer as a numpy array."""
+        return self.backend.rows(self.buffers[buffer], start, stop).asnumpy()
+
+    def array(self, buffer: int, start: int, stop: int, shape: tuple[int, ...]) -> Any:
+        """Rows of a buffer as an array of a shape: a view."""
+        return self.backend.reshape(self.backend.rows(self.buffers[buffer], start, stop), shape)
+
+    def take(self, buffer: int, rows: Any) -> Any:
+        """Some rows of a buffer, copied."""
+        return self.backend.take(self.buffers[buffer], self.backend.index(rows))
+
+    def free(self) -> None:
+        """Forget what only a backward pass needs."""
+        for cls in self._all:
+            cls.stored.clear()
+            cls.shared.clear()
+        self._indices.clear()
+
     # ---- backward ----------------------------------------------------------------------------
 
     def backward(self, output_grads: Sequence[Any], wanted: Iterable[Any],
-                 heads: Sequence[tuple[int, int, Any]] = ()) -> dict[Any, Any]:
+                 heads: Sequence[tuple[int, int, Any]] = (), targets: dict[Any, Target] | None = None,
+                 sparse: Iterable[Any] = ()) -> dict[Any, Any]:
         """Gradients of the wanted sources.
 
         Parameters
@@ -84,6 +107,9 @@ class Run:
             pulled input's gradient are in the order of `ClassLayout.external`, class after class.
         heads : (buffer, message, array)
             Messages that come from outside: gradients of values that left the run.
+        targets : source -> Target
+            Arrays that take a gradient; its entry in the result is WRITTEN.
+        sparse : sources whose gradient may be given as a list of (row numbers, rows); here all rows are given
         """
         self.output_grads = output_grads
         self.messages = []
@@ -110,6 +136,11 @@ class Run:
         self._run_phases([c.plan.backward or _NOTHING for c in self._all],
                          [c.plan.backward_inputs for c in self._all], self.layout.order[::-1])
         grads = self._shared_grads(wanted)
+        for source, target in (targets or {}).items():
+            if source in grads:
+                made = self.backend.reshape(grads[source], target.array.shape)
+                target.array[:] = target.array + made if target.add else made
+                grads[source] = WRITTEN
         grads.update(pulls)
         for cls, values in zip(self.classes, forward_values):
             cls.stored = values

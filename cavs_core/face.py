@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .backends.mxnet_ops import MXNetBackend
+from .backends.choose import BACKENDS, make_run, runs_natively
 from .errors import RunError
-from .executor import Run
 from .graph import InputGraph
 from .layout import Place, RowIndex, lay_out_graphs
 from .mxnet_compat import autograd, mx
@@ -41,6 +40,7 @@ class RunStats:
     schedule_ms: float = 0.0
     forward_ms: float = 0.0         # until the work was handed to the device
     backward_ms: float = 0.0
+    fallback: str = ""              # why the native backend could not run it
 
 
 class RunOutput:
@@ -109,7 +109,7 @@ class _Planned:
 
 
 def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs: Mapping[str, Any] | None = None,
-        ) -> RunOutput:
+        backend: str = "auto") -> RunOutput:
     """Run a vertex function over graphs, batched level by level.
 
     Parameters
@@ -119,6 +119,9 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     inputs : dict of name -> rows
         For each pulled name an array with one row per vertex, sample after sample; or a list with one such array per
         sample. numpy arrays are taken too.
+    backend : "auto", "native" or "mxnet"
+        What runs the launches: "native" on the CPU (generated kernels and BLAS), "mxnet" anywhere. "auto" takes the
+        native one on the CPU, from the third run of a cell on: compiling its kernels takes seconds.
 
     Returns
     -------
@@ -127,6 +130,8 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     name = f"run({type(cell).__name__})"
     if not isinstance(cell, VertexFunction):
         raise RunError(f"cavs_core.run: expected a VertexFunction, got {type(cell).__name__}")
+    if backend not in BACKENDS:
+        raise RunError(f"{name}: backend={backend!r}; expected one of {', '.join(BACKENDS)}")
     start = time.perf_counter()
     graph = graphs if isinstance(graphs, InputGraph) else InputGraph.batch(list(graphs))
     ctx = _context(cell, inputs or {})
@@ -154,7 +159,8 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     reading_initial = any((r.rows.rows == 0).any() for r in layout.classes[1].reads.values() if not r.per_edge)
     initial = planned.initial if reading_initial else []
     fills = [(k, 0, None if isinstance(s, Zeros) else bound[s].expand_dims(0)) for k, s in enumerate(initial)]
-    execution = Run(layout, planned.plans, MXNetBackend(ctx), bound, fills)
+    native, stats.fallback = runs_natively(layout, planned.plans, ctx, backend)
+    execution = make_run(native, layout, planned.plans, ctx, bound, fills)
     position = RowIndex(scheduled.position)
     with autograd.pause(train_mode=autograd.is_training()):
         execution.forward()
@@ -168,19 +174,17 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     return RunOutput(pushed, graph, stats, recorded)
 
 
-def _in_vertex_order(execution: Run, place: Place, position: RowIndex, spec: Spec) -> Any:
+def _in_vertex_order(execution: Any, place: Place, position: RowIndex, spec: Spec) -> Any:
     """A pushed value, a row per vertex in the order of the vertices."""
-    n = len(position.rows)
-    in_run_order = execution.backend.rows(execution.buffers[place.buffer], place.base, place.base + n)
-    rows = execution.rows_of(in_run_order, position, 0, n)
-    return rows.reshape((n, *_outer(spec)))
+    rows = execution.take(place.buffer, place.base + position.rows)
+    return rows.reshape((len(position.rows), *_outer(spec)))
 
 
-def _record(planned: _Planned, execution: Run, position: RowIndex, arrays: dict[str, Any], bound: dict[Any, Any],
+def _record(planned: _Planned, execution: Any, position: RowIndex, arrays: dict[str, Any], bound: dict[Any, Any],
             pushed: list[Any], stats: RunStats) -> None:
     """Put the run on the tape."""
     inputs = [arrays[s.name] if isinstance(s, Pull) else bound[s] for s in planned.wanted]
-    held: list[Run] = [execution]
+    held: list[Any] = [execution]
     specs = planned.vertex.program.specs
     shapes = [(p.shape[0], *specs[v].shape) for p, v in zip(pushed, planned.vertex.pushed)]
 
@@ -201,7 +205,11 @@ def _record(planned: _Planned, execution: Run, position: RowIndex, arrays: dict[
         stats.backward_ms = (time.perf_counter() - start) * 1e3
         return found
 
-    TapeBridge(inputs, pushed, backward, held.clear)
+    def release() -> None:
+        while held:
+            held.pop().free()
+
+    TapeBridge(inputs, pushed, backward, release)
 
 
 # ---- planning --------------------------------------------------------------------------------

@@ -9,18 +9,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import types
+from typing import Any
 
 import numpy as np
 
 from .mxnet_compat import mx
 
-__all__ = ["LazyArray", "Listener", "become_array", "listening", "make_results", "operator_name", "owner_of",
-           "thread_state", "token_of"]
+__all__ = ["LazyArray", "Listener", "become_array", "listening", "operator_name", "thread_state"]
 
 NDArray = mx.nd.NDArray
 _Base = NDArray.__mro__[1]                      # NDArrayBase: the class that has the slots
+_HANDLE = _Base.__dict__["handle"]
 _ADVANCED = (NDArray, np.ndarray, list, tuple, range)      # indices that pick single elements
-_OWNER, _TOKEN = _Base.__dict__["handle"], _Base.__dict__["writable"]
 
 
 class _LazyType(type(NDArray)):
@@ -37,21 +38,26 @@ class LazyArray(NDArray, metaclass=_LazyType):
     """An NDArray without a value yet. Shape, dtype and context answer at once; the owner supplies the rest.
 
     The owner offers `spec_of(token) -> (shape, dtype)`, `context_of(token)`, `value_of(array) -> handle` for whoever
-    needs the value, `note_view(view, base, make)`, and `released(token)`. `has_values` says whether values can be
-    had at all, `settled` whether they exist already.
+    needs the value, `numpy_of(array)` for whoever only reads it (None: through the handle), and `note_view(view, base,
+    make)`. `has_values` says whether values can be had at all, `settled` whether they exist already. Whoever makes a
+    LazyArray sets its owner and its token; another token lets it stand for another value, as an in-place operator does.
     """
 
-    __slots__ = ()      # the two slots of NDArray's base hold owner and token until the value exists
+    __slots__ = ()
+    # The two slots of NDArray's base, under other names until the value exists. (As slots, because a recorded call
+    # reads and writes them for every array: a property costs ten times as much.)
+    owner, token = _HANDLE, _Base.__dict__["writable"]
 
-    def __init__(self, owner, token):
-        _OWNER.__set__(self, owner)
-        _TOKEN.__set__(self, token)
+    # NDArray's own would read `handle`, which asks for the value. These two do nothing, and no Python code runs for
+    # them: a type is no method, so that Python calls `tuple()`.
+    __init__ = object.__init__
+    __del__ = tuple
 
-    # NDArray's own reads `handle`, which would ask for the value. (Defaults: names that cost no look-up.)
-    def __del__(self, owner_of=_OWNER.__get__, token_of=_TOKEN.__get__):
-        owner_of(self).released(token_of(self))
+    @property
+    def handle(self):
+        owner = _HANDLE.__get__(self)       # the handle, if another thread gives the array its value right now
+        return owner if isinstance(owner, ctypes.c_void_p) else owner.value_of(self)
 
-    handle = property(lambda self: _OWNER.__get__(self).value_of(self))
     writable = property(lambda self: True)
     shape = property(lambda self: self.owner.spec_of(self.token)[0])
     dtype = property(lambda self: np.dtype(self.owner.spec_of(self.token)[1]).type)
@@ -60,12 +66,6 @@ class LazyArray(NDArray, metaclass=_LazyType):
     stype = property(lambda self: "default")
     ndim = property(lambda self: len(self.shape))
     size = property(lambda self: int(np.prod(self.shape)))
-    owner = property(lambda self: _OWNER.__get__(self))
-    token = property(lambda self: _TOKEN.__get__(self))
-
-    def rebind(self, token):
-        """Let this array stand for another value of its owner: what an in-place operator does to a name."""
-        _TOKEN.__set__(self, token)
 
     def __repr__(self):
         if self.owner.has_values:
@@ -84,6 +84,11 @@ class LazyArray(NDArray, metaclass=_LazyType):
 
     def __array__(self, dtype=None, copy=None):     # else numpy would read element by element, and never end
         return np.asarray(self.asnumpy(), dtype)
+
+    def asnumpy(self):
+        owner = _HANDLE.__get__(self)
+        value = None if isinstance(owner, ctypes.c_void_p) else owner.numpy_of(self)
+        return NDArray.asnumpy(self) if value is None else value
 
     # ---- methods that MXNet writes without operators -----------------------------------------
 
@@ -132,41 +137,6 @@ class LazyArray(NDArray, metaclass=_LazyType):
         return (self[i] for i in range(self.shape[0]))
 
 
-owner_of, token_of = _OWNER.__get__, _TOKEN.__get__     # of a LazyArray; the properties cost twice as much
-
-
-def make_results(template):
-    """A function (owner, first token, table, entries) -> new LazyArrays in the structure of `template`.
-
-    The numbers of the template count tokens; ``table[token]`` becomes the entry of that number.
-
-    Generated, because every recorded call goes through it: it makes the arrays in a third of the time.
-    """
-    count = 1 + max(_numbers(template), default=-1)
-    lines = ["def results(owner, token, table, entries):"]
-    for k in range(count):
-        lines += [f"    r{k} = new(LazyArray)", f"    set_owner(r{k}, owner)", f"    set_token(r{k}, token)",
-                  f"    table[token] = entries[{k}]"] + ["    token += 1"] * (k + 1 < count)
-    lines.append(f"    return {_structure(template)}")
-    names = {"new": LazyArray.__new__, "set_owner": _OWNER.__set__, "set_token": _TOKEN.__set__, "LazyArray": LazyArray}
-    exec("\n".join(lines), names)
-    return names["results"]
-
-
-def _numbers(template):
-    if isinstance(template, (list, tuple)):
-        return [k for part in template for k in _numbers(part)]
-    return [] if template is None else [template]
-
-
-def _structure(template):
-    if isinstance(template, tuple):
-        return f"({''.join(_structure(part) + ', ' for part in template)})"
-    if isinstance(template, list):
-        return f"[{', '.join(_structure(part) for part in template)}]"
-    return "None" if template is None else f"r{template}"
-
-
 def become_array(lazy, array):
     """Turn a LazyArray into an NDArray that takes over the handle of `array`; the handle."""
     handle = array.handle
@@ -209,7 +179,12 @@ def _basic_index(shape, key):
 
 
 class Listener:
-    """What a listener may override; each method sees calls of the thread that installed it."""
+    """What a listener may override; each method sees calls of the thread that installed it.
+
+    `vertices` is a table of short ways: id of a block (or what else a face marks) -> function of its arguments.
+    """
+
+    vertices: Any = types.MappingProxyType({})
 
     def on_operator(self, name, arrays, attrs, out, call):
         """An operator call; `call()` runs it as MXNet would. Returns what the caller gets."""

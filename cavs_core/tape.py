@@ -14,9 +14,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from .lazy import LazyArray
 from .mxnet_compat import MXNetError, autograd, mx
 
-__all__ = ["TapeBridge", "UNTOUCHED", "needs_gradient", "on_tape"]
+__all__ = ["TapeBridge", "UNTOUCHED", "needs_gradient", "on_tape", "wrap_backward"]
 
 UNTOUCHED = object()
 
@@ -51,7 +54,7 @@ class TapeBridge:
 
     def __init__(self, inputs: Sequence[Any], outputs: Sequence[Any],
                  backward: Callable[[list[Any], list[bool], list[bool]], Sequence[Any]], release: Callable[[], None]):
-        _install()
+        wrap_backward()
         self._backward, self._release = backward, release
         self._error: BaseException | None = None
         self._inputs = list(inputs)
@@ -93,7 +96,10 @@ class TapeBridge:
                     grad = None                 # a temporary, which MXNet adds up with others
                 if req == _NULL or (req == _ADD and grad is None):
                     continue
-                if req == _ADD:
+                if isinstance(grad, np.ndarray):
+                    memory = _memory_of(target)
+                    memory[...] = memory + grad.reshape(memory.shape) if req == _ADD else grad.reshape(memory.shape)
+                elif req == _ADD:
                     target += grad.reshape(target.shape)
                 else:
                     target[:] = 0 if grad is None else grad.reshape(target.shape)
@@ -112,12 +118,20 @@ class TapeBridge:
 
 
 def _same_memory(x: Any, y: Any) -> bool:
-    if x is None:
-        return False
-    pointers = (ctypes.c_void_p(), ctypes.c_void_p())
-    for array, pointer in zip((x, y), pointers):
-        check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    return pointers[0].value == pointers[1].value
+    return x is not None and _address_of(x) == _address_of(y)
+
+
+def _address_of(array: Any) -> int:
+    pointer = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    return pointer.value or 0
+
+
+def _memory_of(array: Any) -> Any:
+    """The memory of a gradient on the CPU: ours to write while the callback runs, so there is nothing to wait for."""
+    dtype = np.dtype(array.dtype)
+    memory = (ctypes.c_char * (array.size * dtype.itemsize)).from_address(_address_of(array))
+    return np.frombuffer(memory, dtype).reshape(array.shape)
 
 
 # ---- backward, wrapped -----------------------------------------------------------------------
@@ -125,7 +139,8 @@ def _same_memory(x: Any, y: Any) -> bool:
 _originals: dict[str, Any] = {}
 
 
-def _install() -> None:
+def wrap_backward() -> None:
+    """Wrap MXNet's backward functions, once for the life of the process."""
     with _lock:
         if _originals:
             return
@@ -133,7 +148,8 @@ def _install() -> None:
 
     @functools.wraps(_originals["backward"])
     def backward(heads, head_grads=None, retain_graph=False, train_mode=True):
-        return _waited(lambda keep: _originals["backward"](heads, head_grads, keep, train_mode), heads, retain_graph)
+        if not _begun_by_owner(heads, head_grads, retain_graph, train_mode):
+            _waited(lambda keep: _originals["backward"](heads, head_grads, keep, train_mode), heads, retain_graph)
 
     @functools.wraps(_originals["grad"])
     def grad(heads, variables, head_grads=None, retain_graph=None, create_graph=False, train_mode=True):
@@ -143,9 +159,35 @@ def _install() -> None:
 
     @functools.wraps(_originals["method"])
     def method(self, out_grad=None, retain_graph=False, train_mode=True):
-        return _waited(lambda keep: _originals["method"](self, out_grad, keep, train_mode), self, retain_graph)
+        if not _begun_by_owner(self, None if out_grad is None else [out_grad], retain_graph, train_mode):
+            _waited(lambda keep: _originals["method"](self, out_grad, keep, train_mode), self, retain_graph)
 
     autograd.backward, autograd.grad, NDArray.backward = backward, grad, method
+
+
+def _begun_by_owner(heads: Any, head_grads: Any, retain_graph: bool, train_mode: bool) -> bool:
+    """Let the owner of lazy heads run the pass by itself, if they are all its own; whether it did.
+
+    The owner's `backward(heads, head_grads, retain_graph, over_tape)` may decline. It calls `over_tape(arrays,
+    gradients, retain_graph)` to go on below arrays that are on the tape.
+    """
+    heads = list(heads) if isinstance(heads, (list, tuple)) else [heads]
+    if not heads or any(type(x) is not LazyArray for x in heads):
+        return False
+    head_grads = [None] * len(heads) if head_grads is None else (
+        list(head_grads) if isinstance(head_grads, (list, tuple)) else [head_grads])
+    if len(head_grads) != len(heads):
+        return False                    # MXNet says what is wrong
+
+    def over_tape(arrays: list[Any], grads: list[Any], retain_graph: bool) -> None:
+        try:
+            _waited(lambda keep: _originals["backward"](arrays, grads, keep, train_mode), arrays, retain_graph)
+        except MXNetError as error:
+            if "no inputs in computation graph that require gradients" not in str(error):
+                raise                   # (then all of it was made of data)
+
+    begin = getattr(heads[0].owner, "backward", None)       # an owner without values has none
+    return begin is not None and begin(heads, head_grads, retain_graph, over_tape)
 
 
 def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool) -> Any:

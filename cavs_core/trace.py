@@ -65,6 +65,9 @@ class Tracer(Listener):
     def context_of(self, value: int):
         return self.context
 
+    def numpy_of(self, array: LazyArray):
+        return None                     # ask for the value itself, and hear why there is none
+
     def value_of(self, array: LazyArray):
         raise TraceError(
             f"{self.name}: the code asks for the value of an array (asnumpy, asscalar, bool, x[:] = ...) while it is "
@@ -73,12 +76,11 @@ class Tracer(Listener):
     def note_view(self, view: LazyArray, base: LazyArray, make: Any) -> None:
         self._views.update((view.token, base.token))
 
-    def released(self, value: int) -> None:
-        pass
-
     def array(self, value: int) -> LazyArray:
         kind = self.builder.specs[value].kind
-        return (ChildArray if kind == "child" else LazyArray)(self, value)
+        array = (ChildArray if kind == "child" else LazyArray)()
+        array.owner, array.token = self, value
+        return array
 
     def input(self, spec: Spec, source: Any) -> LazyArray:
         return self.array(self.builder.input(spec, source))
@@ -134,7 +136,7 @@ class Tracer(Listener):
                              "shares memory with another (a slice or a reshape); write x = x + y instead.")
         if out.shape != self.builder.shape(values[0]):
             raise ProgramError(f"{name}: cannot write shape {self.builder.shape(values[0])} into {out.shape}")
-        out.rebind(values[0])
+        out.token = values[0]
         return out
 
     def value_for(self, array: NDArray, used_by: str) -> int:

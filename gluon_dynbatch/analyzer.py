@@ -212,9 +212,7 @@ def group(r: Recording, s: Scan, num_buffers: int, unbatched: bool = False) -> G
     shared = [{k: int(-1 - s.first[col]) for k, col in enumerate(range(*s.column_offsets[c:c + 2]))
                if s.same[col] and not s.pending[col] and not r.classes[c].split[k] and r.classes[c].alias < 0}
               for c in range(num_classes)]
-    tokens = [r.operands[s.operand_offsets[mine][:, None] + np.arange(len(info.operand_widths))]
-              for mine, info in zip(calls, r.classes)]
-    leaf_rows, leaf_counts = _place_leaves(r, tokens, shared, num_buffers)
+    leaf_rows, leaf_counts = _place_leaves(r, s, shared, num_buffers)
 
     rows, launches = list(leaf_counts), []
     bases: list[list[int]] = []
@@ -227,11 +225,12 @@ def group(r: Recording, s: Scan, num_buffers: int, unbatched: bool = False) -> G
             chunks[buffer].extend((rows[buffer] + launches[-1][0][1:] * width).tolist())
             rows[buffer] += int(launches[-1][0][-1]) * width
 
-    value_rows, value_buffers = _place_values(r, s, position, bases, leaf_rows)
+    value_rows, value_buffers, operand_rows = _place_values(r, s, position, bases, leaf_rows)
     classes = []
     for c, info in enumerate(r.classes):
-        starts = _starts(tokens[c], value_rows, leaf_rows)
-        columns = {k: _column_rows(starts[:, k], width, info.split[k], r.call_width[calls[c]], any(info.split))
+        operands = s.operand_offsets[calls[c]]
+        columns = {k: _column_rows(operand_rows[operands + k], width, info.split[k], r.call_width[calls[c]],
+                                   any(info.split))
                    for k, width in enumerate(info.operand_widths) if k not in shared[c] and info.alias < 0}
         offsets, call_offsets, depths = launches[c]
         classes.append(ClassRows(calls[c], offsets, call_offsets, depths, columns, shared[c], bases[c]))
@@ -244,21 +243,17 @@ def _launches(r: Recording, s: Scan, calls: Any, info: ClassInfo, unbatched: boo
     """Launch offsets of a class as positions and as calls, and the depth of each launch. Aliases have none."""
     if info.alias >= 0:
         return np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(0, np.int64)
-    depths, starts = np.unique(s.depth[calls], return_index=True)
-    if unbatched:
-        depths, starts = s.depth[calls], np.arange(len(calls))
+    depths = s.depth[calls]                             # ascending
+    starts = np.arange(len(calls)) if unbatched else np.flatnonzero(np.diff(depths, prepend=-1))
     call_offsets = np.append(starts, len(calls))
-    return offsets_of(r.call_width[calls])[call_offsets], call_offsets, depths
+    return offsets_of(r.call_width[calls])[call_offsets], call_offsets, depths[starts]
 
 
-def _place_leaves(r: Recording, tokens: list[Any], shared: list[dict[int, int]], num_buffers: int) -> Any:
+def _place_leaves(r: Recording, s: Scan, shared: list[dict[int, int]], num_buffers: int) -> Any:
     """Rows for the leaves that some call reads as rows of its own."""
-    used = np.zeros(len(r.leaf_buffers), bool)
-    for part, fixed in zip(tokens, shared):
-        for k in range(part.shape[1]):
-            if k not in fixed:
-                column = part[:, k]
-                used[-1 - column[column < 0]] = True
+    own = np.ones(len(s.same), bool)
+    own[[s.column_offsets[c] + k for c, fixed in enumerate(shared) for k in fixed]] = False
+    used = _used(r.call_class, s.operand_offsets, s.column_offsets, r.operands, own, len(r.leaf_buffers))
     rows = np.full(len(used), -1, np.int64)
     counts = []
     for buffer in range(num_buffers):
@@ -269,8 +264,19 @@ def _place_leaves(r: Recording, tokens: list[Any], shared: list[dict[int, int]],
     return rows, counts
 
 
+@njit(cache=True, nogil=True)
+def _used(call_class, operand_offsets, column_offsets, operands, own, num_leaves):  # type: ignore[no-untyped-def]
+    used = np.zeros(num_leaves, np.bool_)
+    for i in range(len(call_class)):
+        column = column_offsets[call_class[i]] - operand_offsets[i]
+        for j in range(operand_offsets[i], operand_offsets[i + 1]):
+            if operands[j] < 0 and own[column + j]:
+                used[-1 - operands[j]] = True
+    return used
+
+
 def _place_values(r: Recording, s: Scan, position: Any, bases: list[list[int]], leaf_rows: Any) -> Any:
-    """First row and buffer of every recorded value."""
+    """First row and buffer of every recorded value, and the first row of every operand."""
     output_offsets = offsets_of(r.per_class(lambda c: len(c.output_widths)))
     base = np.array([b for part, info in zip(bases, r.classes) for b in (part or [0] * len(info.output_widths))],
                     np.int64)
@@ -285,28 +291,20 @@ def _place(call_class, value_offsets, operand_offsets, operands, output_offsets,
            buffers, position, alias, leaf_rows, leaf_buffers):
     rows = np.empty(value_offsets[-1], np.int64)
     where = np.empty(value_offsets[-1], np.int64)
+    operand_rows = np.empty(len(operands), np.int64)
     for i in range(len(call_class)):
         c = call_class[i]
+        for j in range(operand_offsets[i], operand_offsets[i + 1]):
+            operand_rows[j] = rows[operands[j]] if operands[j] >= 0 else leaf_rows[-1 - operands[j]]
         for v in range(value_offsets[i], value_offsets[i + 1]):
             if alias[c] >= 0:
                 whole = operands[operand_offsets[i]]
-                if whole >= 0:
-                    rows[v], where[v] = rows[whole] + alias[c], where[whole]
-                else:
-                    rows[v], where[v] = leaf_rows[-1 - whole] + alias[c], leaf_buffers[-1 - whole]
+                rows[v] = operand_rows[operand_offsets[i]] + alias[c]
+                where[v] = where[whole] if whole >= 0 else leaf_buffers[-1 - whole]
             else:
                 output = output_offsets[c] + v - value_offsets[i]
                 rows[v], where[v] = base[output] + position[i] * widths[output], buffers[output]
-    return rows, where
-
-
-def _starts(tokens: Any, value_rows: Any, leaf_rows: Any) -> Any:
-    """The first row of every operand, shape as `tokens`."""
-    starts = np.empty(tokens.shape, np.int64)
-    recorded = tokens >= 0
-    starts[recorded] = value_rows[tokens[recorded]]
-    starts[~recorded] = leaf_rows[-1 - tokens[~recorded]]
-    return starts
+    return rows, where, operand_rows
 
 
 def _column_rows(starts: Any, width: int, split: bool, call_width: Any, ragged: bool) -> Any:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from cavs_core import LazyArray, listening
 from cavs_core.mxnet_compat import mx
 
 from .errors import DiscardedError
-from .runtime import Flushed, run_calls
+from .fastpath import FIRST, RETRY, make_append
+from .results import Flushed
+from .runtime import run_calls
 from .signature import Signature
 from .values import DEVICES, SPECS, array_spec, data_spec, memory_of
 
-__all__ = ["RETRY", "CallClass", "Calls", "Entry"]
+__all__ = ["NO_ARRAY", "BaseSparseNDArray", "CallClass", "Calls", "Entry", "Owner"]
 
 NDArray = mx.nd.NDArray
-RETRY = object()                                # a call came too late for the calls that it was meant for
-_first_tokens = itertools.count(1 << 32, 1 << 32)
+BaseSparseNDArray = mx.nd.sparse.BaseSparseNDArray
 
 
 class CallClass:
@@ -32,78 +36,134 @@ class CallClass:
         self.identity = identity                # held, so that its id stays its own while the class exists
 
 
-class Entry(NamedTuple):
-    """What a call with known operands is: its class, the positions that it occupies, and what it gives."""
+class Owner:
+    """What owns the LazyArrays of one spec in one flush: arrays with one owner look the same to a signature."""
 
-    class_number: int
-    rows: int
-    output_specs: list[int]
-    signature: Signature
-
-
-class Calls:
-    """The calls since the last flush. It owns the LazyArrays that stand for their results."""
-
+    __slots__ = ("calls", "spec")
     has_values = True
 
-    def __init__(self, recorder: Any):
-        self.recorder = recorder
-        self.most = recorder.scope.config.max_pending or float("inf")
-        self.classes: list[CallClass] = []
-        self.by_key: dict[Any, Entry] = {}      # exact specs of the operands -> what the call is
-        self.by_signature: dict[Any, CallClass] = {}
-        # The log is appended to in one step, so that a flush from another thread sees whole calls; the three
-        # columns exist once it is sealed.
-        self.log: list[tuple[int, int, list[int]]] = []     # (class, positions, operand tokens)
-        self.sealed = False
-        self.call_class: tuple[int, ...] = ()
-        self.call_rows: tuple[int, ...] = ()
-        self.operand_tokens: tuple[list[int], ...] = ()
-        # Tokens of one flush are those of no other: a token that `value_spec` does not know is no value of these calls.
-        self.first_token = self.next_token = next(_first_tokens)
-        self.value_spec: dict[int, int] = {}    # token -> spec number, in the order of the tokens
-        self.by_pattern: dict[Any, Entry] = {}
-        self.leaves: list[Any] = []             # arrays and numbers
-        self.leaf_spec: list[int] = []
-        self.leaf_tokens: dict[Any, int] = {}
-        self.leaf_memory: list[tuple[int, int]] = []
-        self.views: dict[int, tuple[int, Any]] = {}         # value -> (the value it is a view of, how to make it)
-        self.viewed: set[int] = set()
-        self.dropped: list[int] = []
-        self.released = self.dropped.append     # called by LazyArray.__del__
-        self.started = time.perf_counter()
-        self.lock = threading.RLock()
-        self.flushed: Flushed | None = None
-        self.failure: BaseException | None = None
-
-    # ---- the owner of LazyArrays -------------------------------------------------------------
+    def __init__(self, calls: Calls, spec: int):
+        self.calls, self.spec = calls, spec
 
     @property
     def settled(self) -> bool:
-        return self.flushed is not None
+        return self.calls.flushed is not None
 
     def spec_of(self, token: int) -> tuple[tuple[int, ...], str]:
-        spec = SPECS[self.value_spec[token]]
+        spec = SPECS[self.spec]
         return spec.shape, spec.dtype
 
     def context_of(self, token: int) -> Any:
-        return DEVICES[self.value_spec[token]]
+        return DEVICES[self.spec]
+
+    def value_of(self, array: LazyArray) -> Any:
+        return self.calls.value_of(array)
+
+    def numpy_of(self, array: LazyArray) -> Any:
+        return self.calls.numpy_of(array)
+
+    def backward(self, heads: list[LazyArray], head_grads: list[Any], retain_graph: bool, over_tape: Any) -> bool:
+        return self.calls.backward(heads, head_grads, retain_graph, over_tape)
+
+    def note_view(self, view: LazyArray, base: LazyArray, make: Any) -> None:
+        self.calls.note_view(view, base, make)
+
+
+class Entry(NamedTuple):
+    """What a call on operands of known specs is.
+
+    Attributes
+    ----------
+    number : its name in the log
+    rows : the positions that a call occupies
+    numbers : for each operand, whether it stands in the log as it is and not by its token
+    owners : of the results
+    append : (operands) -> results; records a call. RETRY if the calls were flushed from another thread meanwhile
+    """
+
+    number: int
+    cls: CallClass
+    rows: int
+    numbers: tuple[bool, ...]
+    owners: tuple[Owner, ...]
+    append: Callable[[list[LazyArray]], Any]
+
+
+NO_ARRAY = LazyArray()          # stands for what cannot be an operand: no entry is known for its owner
+NO_ARRAY.owner = None
+
+
+class Calls:
+    """The calls since the last flush.
+
+    They are appended to by one thread, without a lock, and may be flushed by another. A flush first says that calls
+    are `watched`, then takes the log; a call that finds itself watched asks whether it is among those that were taken.
+    """
+
+    def __init__(self, recorder: Any):
+        self.recorder = recorder
+        self.most = recorder.scope.config.max_pending
+        self.classes: list[CallClass] = []
+        self.by_signature: dict[Any, CallClass] = {}
+        self.entries: list[Entry] = []
+        self.by_key: dict[Any, Entry] = {}      # exact specs of the operands -> what the call is
+        self.owners: dict[int, Owner] = {}      # spec -> who owns the arrays
+        # For each state of autograd the short ways: vertex -> function of its arguments, operator -> entry
+        self.short: dict[Any, tuple[dict[Any, Any], dict[Any, Entry]]] = defaultdict(lambda: ({}, {}))
+        self.forms: dict[Any, dict[Any, Any]] = {}          # (state, vertex, form ..) -> the entries of its function
+        self.log: list[int] = []                # see fastpath.py
+        self.made: list[int] = []               # all tokens of results
+        self.num_taken = 0                      # values of the calls that were flushed
+        self.watched = self.most is not None
+        self.num_watched = 0
+        self.leaves: list[Any] = []             # arrays and numbers
+        self.leaf_spec: list[int] = []
+        self.leaf_of: dict[Any, LazyArray] = {}             # id of an array -> what stands for it
+        self.leaf_memory: list[tuple[int, int]] = []
+        self.views: dict[int, tuple[int, Any]] = {}         # value -> (the value it is a view of, how to make it)
+        self.viewed: set[int] = set()
+        self.started = time.perf_counter()
+        self.lock = threading.RLock()
+        self.sealed = False
+        self.flushed: Flushed | None = None
+        self.failure: BaseException | None = None
+
+    # ---- values ------------------------------------------------------------------------------
 
     def value_of(self, array: LazyArray) -> Any:
         """The handle of an array that somebody needs now: everything recorded so far runs."""
         self.flush("a value was needed")
         assert self.flushed is not None
         with self.lock, listening(None):
-            return self.flushed.materialise(array, self)
+            if type(array) is not LazyArray:    # another thread was faster
+                return array.handle
+            return self.flushed.materialise(array)
+
+    def numpy_of(self, array: LazyArray) -> Any:
+        """The value of an array for whoever only reads it; None if the array must become an NDArray."""
+        self.flush("a value was needed")
+        assert self.flushed is not None
+        with self.lock, listening(None):
+            return None if type(array) is not LazyArray else self.flushed.numpy(array.token - FIRST)
+
+    def backward(self, heads: list[LazyArray], head_grads: list[Any], retain_graph: bool, over_tape: Any) -> bool:
+        """A backward pass from these arrays alone; False if it must go over the tape."""
+        if any(not isinstance(x.owner, Owner) or x.owner.calls is not self for x in heads):
+            return False
+        self.flush("backward was called")
+        assert self.flushed is not None
+        with self.lock, listening(None):
+            values = np.array([x.token - FIRST for x in heads], np.int64)
+            grads = [None if g is None else g.asnumpy() for g in head_grads]
+            return self.flushed.backward(values, grads, retain_graph, over_tape)
 
     def flush(self, reason: str) -> None:
         with self.lock:
             if self.failure is not None:
                 raise self.failure
             if self.flushed is None and self.log:
-                self.sealed = True
+                self.sealed = self.watched = True
                 self.recorder.start_new_calls(self)
-                self.call_class, self.call_rows, self.operand_tokens = zip(*self.log)
                 try:
                     with listening(None):       # what the engine runs is nobody's call
                         self.flushed = run_calls(self, reason)
@@ -111,37 +171,82 @@ class Calls:
                     self.failure = error
                     raise
 
+    def forget(self) -> None:
+        """Drop what only recording needs, and with it the ring of owners and calls that would keep all alive."""
+        self.log, self.made, self.entries = [], [], []
+        for table in (self.by_key, self.owners, self.short, self.forms, self.leaf_of):
+            table.clear()
+
     def discard(self) -> None:
         """Forget the calls: an exception left the scope."""
         with self.lock:
             if self.flushed is None:
                 self.failure = DiscardedError(
                     "this array was recorded in a batching scope that an exception left before it was computed")
+                self.forget()
 
-    # ---- recording ---------------------------------------------------------------------------
+    def too_late(self, token: int) -> bool:
+        """Whether the call that made `token` is not among those that another thread has flushed."""
+        with self.lock:
+            if self.sealed:
+                return token - FIRST >= self.num_taken
+            self.num_watched += 1
+            if self.num_watched == self.most:
+                self.flush("max_pending calls were recorded")
+            return False
 
-    def leaf_token(self, array: Any) -> int:
-        """The token of an outside array; the same array has one token."""
-        token = self.leaf_tokens.get(id(array))
-        if token is None:
-            self.leaves.append(array)
-            self.leaf_spec.append(array_spec(array))
-            token = self.leaf_tokens[id(array)] = -len(self.leaves)
-        return token
+    # ---- operands ----------------------------------------------------------------------------
 
-    def index_token(self, array: Any) -> int:
-        """The token of an outside array that is stored by rows."""
+    def operand(self, array: Any) -> LazyArray:
+        """The array itself, if it stands for a value of these calls, else what stands for it."""
+        if type(array) is LazyArray and isinstance(array.owner, Owner) and array.owner.calls is self:
+            return array
+        return self.outside(array)
+
+    def outside(self, array: Any) -> LazyArray:
+        """What stands for an outside array, one and the same each time; NO_ARRAY if it cannot be an operand."""
+        known = self.leaf_of.get(id(array))
+        if known is not None:
+            return known
+        if not isinstance(array, NDArray) or self.recorder.why_apart(array):
+            return NO_ARRAY
+        known = self.leaf_of[id(array)] = self._leaf(array, array_spec(array))
+        return known
+
+    def index(self, array: Any) -> LazyArray:
+        """What stands for an outside array that is stored by rows."""
         key = (id(array), "by rows")
-        if key not in self.leaf_tokens:
-            self.leaves.append(array)
-            self.leaf_spec.append(array_spec(array, by_rows=True))
-            self.leaf_tokens[key] = -len(self.leaves)
-        return self.leaf_tokens[key]
+        if key not in self.leaf_of:
+            self.leaf_of[key] = self._leaf(array, array_spec(array, by_rows=True))
+        return self.leaf_of[key]
+
+    def data(self, value: Any) -> LazyArray:
+        """What stands for a Python number or numpy array."""
+        recorder = self.recorder
+        return self._leaf(value, recorder.number_spec if type(value) is float else data_spec(value, recorder.context))
+
+    def _leaf(self, value: Any, spec: int) -> LazyArray:
+        self.leaves.append(value)
+        self.leaf_spec.append(spec)
+        leaf = LazyArray()
+        leaf.owner, leaf.token = self.owner(spec), -len(self.leaves)
+        return leaf
+
+    def owner(self, spec: int) -> Owner:
+        if spec not in self.owners:
+            self.owners[spec] = Owner(self, spec)
+        return self.owners[spec]
 
     def note_view(self, view: LazyArray, base: LazyArray, make: Any) -> None:
-        if view.owner is self and base.owner is self:
-            self.views[view.token] = (base.token, make)
-            self.viewed.add(base.token)
+        if view.owner.calls is base.owner.calls:
+            # Not by their tokens, which must be nobody's but their arrays'.
+            self.views[view.token - FIRST] = (base.token - FIRST, make)
+            self.viewed.add(base.token - FIRST)
+
+    def shares_memory(self, array: LazyArray) -> bool:
+        """Whether an array of these calls is a view, or has one."""
+        value = array.token - FIRST
+        return value in self.views or value in self.viewed
 
     def uses_parameter(self, parameter: Any) -> bool:
         """Whether a recorded vertex will ask the parameter for its array."""
@@ -155,39 +260,21 @@ class Calls:
         params = [memory_of(p.parameter.data(c.signature.context)) for c in self.classes for p in c.signature.params]
         return any(start < other_stop and other_start < stop for other_start, other_stop in self.leaf_memory + params)
 
-    def data_token(self, value: Any, context: Any) -> int:
-        """The token of a Python number or numpy array."""
-        self.leaves.append(value)
-        self.leaf_spec.append(data_spec(value, context))
-        return -len(self.leaves)
+    # ---- entries -----------------------------------------------------------------------------
 
-    def append(self, entry: Entry, tokens: list[int]) -> Any:
-        """Record one call; its result, or RETRY if the calls were flushed from another thread meanwhile."""
-        number, rows, output_specs, signature = entry
-        token = self.next_token
-        self.next_token = token + len(output_specs)
-        self.log.append((number, rows, tokens))
-        if self.sealed and self._came_too_late():
-            return RETRY
-        result = signature.results(self, token, self.value_spec, output_specs)
-        if len(self.log) >= self.most:
-            self.flush("max_pending calls were recorded")
-        return result
-
-    def _came_too_late(self) -> bool:
-        """Whether the last call is not among those that another thread is flushing."""
-        with self.lock:
-            return len(self.log) > len(self.call_class)
-
-    def new_entry(self, key: Any, signature: Signature, rows: int, recorded: bool, where: str = "",
-                  identity: Any = None) -> Entry:
+    def new_entry(self, signature: Signature, recorded: bool, rows: int = 1, where: str = "", identity: Any = None,
+                  numbers: tuple[bool, ...] = ()) -> Entry:
         cls = self.by_signature.get((signature, recorded))
         if cls is None:
+            cls = CallClass(len(self.classes), signature, recorded, where, identity)
             if self.classes and self.classes[0].signature.context != signature.context:
-                # A flush runs on one device. After it, `append` tells the caller to record the call anew.
+                # A flush runs on one device. After it, the caller records the call anew.
                 self.flush("a call on another device was recorded")
-            cls = self.by_signature[signature, recorded] = CallClass(
-                len(self.classes), signature, recorded, where, identity)
+                return Entry(-1, cls, rows, (), (), lambda operands: RETRY)
+            self.by_signature[signature, recorded] = cls
             self.classes.append(cls)
-        entry = self.by_key[key] = Entry(cls.number, rows, signature.output_specs(rows), signature)
-        return entry
+        number, num_operands = len(self.entries), len(signature.operand_specs)
+        owners = tuple(map(self.owner, signature.output_specs(rows)))
+        append = make_append(num_operands, signature.structure, len(owners))(self, number, owners)
+        self.entries.append(Entry(number, cls, rows, numbers or (False,) * num_operands, owners, append))
+        return self.entries[-1]

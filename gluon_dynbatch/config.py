@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cavs_core import BACKENDS
+
 __all__ = ["Config"]
 
 _POLICIES = ("auto", "depth", "none")
 _GRANULARITIES = ("auto", "vertex", "op")
-_BACKENDS = ("auto", "mxnet")
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,9 @@ class Config:
         its own (to measure what batching gains). "auto" is "depth".
     granularity : "auto", "vertex" or "op"
         What is one call. "vertex": a decorated or hybridized block. "op": every operator. "auto" is "vertex".
-    backend : "auto" or "mxnet"
-        What runs the launches.
+    backend : "auto", "native" or "mxnet"
+        What runs the launches: "native" on the CPU (generated kernels and BLAS), "mxnet" anywhere. "auto" takes the
+        native one on the CPU, from the third flush of a model on: compiling its kernels takes seconds.
     check : bool
         Run every call once more by itself and raise BatchingMismatchError at the first that differs. Slow.
     max_pending : int, optional
@@ -37,7 +39,7 @@ class Config:
     max_pending: int | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed in (("policy", _POLICIES), ("granularity", _GRANULARITIES), ("backend", _BACKENDS)):
+        for name, allowed in (("policy", _POLICIES), ("granularity", _GRANULARITIES), ("backend", BACKENDS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"batching({name}={getattr(self, name)!r}): expected one of {', '.join(allowed)}")
         if self.max_pending is not None and self.max_pending < 1:

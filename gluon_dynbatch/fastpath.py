@@ -1,74 +1,174 @@
-"""The usual call of a vertex, recorded quickly: generated code for one pattern of arguments.
+"""Recording in one step: generated code for what is called thousands of times.
 
-A vertex is called thousands of times with arguments of one form: word ids, arrays of this scope, tuples and lists of
-such. For each form a small function is generated that takes the tokens out of the arguments without asking what they
-are; where they are something else, the key that it makes is not known, and the call is recorded the general way.
+A recorded call is a stretch of one list of numbers, the log: the number of its entry, then its operands. An operand is
+the token of an array, or a word id as it is; the entry knows which. Results are numbered in recorded order, and their
+tokens count from FIRST. A token is an int object that nobody has but the array that carries it and the list `made`, so
+that a flush can see by its reference count whether the array still lives. (The log has it too, until it is read.)
+
+For the calls of a vertex with arguments of one form a function is generated that does everything: it looks whether the
+arguments are of its form, finds the entry by the owners of the arrays, makes the results, appends to the log. What is
+not its case it hands on to `other`: the function of another form, and at last the general way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
-from cavs_core import LazyArray, token_of
+import numpy as np
 
-__all__ = ["pattern_of", "make_collector"]
+from cavs_core import LazyArray
+from cavs_core.mxnet_compat import mx
 
+__all__ = ["FIRST", "RETRY", "flat_form", "form_of", "make_append", "make_recorder", "structure_of"]
 
-def pattern_of(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The form of arguments that a collector can be made for: "i", "a", or (list or tuple, length); else None."""
-    pattern: list[Any] = []
-    for x in args:
-        kind = type(x)
-        if kind is int:
-            pattern.append("i")
-        elif kind is LazyArray:
-            pattern.append("a")
-        elif (kind is list or kind is tuple) and x and all(type(y) is LazyArray for y in x):
-            pattern.append((kind, len(x)))
-        else:
-            return None
-    return tuple(pattern) if any(part != "i" for part in pattern) else None
+FIRST = 1 << 32                 # the first token; far from the small ints, which Python makes only once
+RETRY = object()                # a call came too late for the calls that it was meant for
+_LARGEST = (1 << 30) - 1        # of the word ids that stand in the log as they are
+_MANY = 32                      # arguments; calls with more of them have no generated function
 
 
-def make_collector(pattern: tuple[Any, ...]) -> Callable[..., Any]:
-    """A function (args, leaves, leaf_spec, number_spec, spec_of) -> (tokens, specs of the arrays) for one pattern.
+def _word_id(x: Any) -> int:
+    """A numpy integer as an int; what is none, as an int that is too large."""
+    return int(x) if isinstance(x, np.integer) else _LARGEST + 1
 
-    It raises ValueError or TypeError, or gives a spec None, for arguments of another form; then no leaf was added.
+
+_NAMES = {"FIRST": FIRST, "RETRY": RETRY, "LARGEST": _LARGEST, "LazyArray": LazyArray, "word_id": _word_id}
+
+
+def structure_of(template: Any) -> str:
+    """The structure of results as code: `template` is nested lists and tuples of None and result numbers."""
+    if isinstance(template, tuple):
+        return f"({''.join(structure_of(part) + ', ' for part in template)})"
+    if isinstance(template, list):
+        return f"[{', '.join(map(structure_of, template))}]"
+    return "None" if template is None else f"r{template}"
+
+
+def form_of(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The form of arguments, if it is one of those that a function can be generated for.
+
+    Of a word id it is "i", of another number "n", of an array "a", of None, True and False their names, and of a list
+    or tuple (list or tuple, the forms of its parts).
     """
-    names, arrays, checks, tokens, unpack = [], [], [], [], []
-    for k, part in enumerate(pattern):
-        name = f"a{k}"
-        names.append(name)
-        if part == "i":
-            checks.append(f"type({name}) is not int")
-            tokens.append(name)
-        elif part == "a":
-            tokens.append(len(arrays))
-            arrays.append(name)
-        else:
-            kind, length = part
-            items = [f"{name}_{j}" for j in range(length)]
-            checks.append(f"type({name}) is not {kind.__name__}")
-            unpack.append(f"    {', '.join(items)}, = {name}")
-            tokens += range(len(arrays), len(arrays) + length)
-            arrays += items
-    numbers = [t for t in tokens if isinstance(t, str)]
-    lines = ["def collect(args, leaves, leaf_spec, number_spec, spec_of):", f"    {', '.join(names)}, = args"]
-    if checks:
-        lines.append(f"    if {' or '.join(checks)}: raise TypeError")
-    lines += unpack
-    lines.append(f"    t = list(map(token_of, ({', '.join(arrays)},)))")
-    lines.append("    specs = tuple(map(spec_of, t))")
-    if numbers:
-        lines += ["    if None in specs: raise TypeError", f"    leaves += ({', '.join(numbers)},)",
-                  f"    leaf_spec += (number_spec,) * {len(numbers)}", "    n = len(leaves)"]
-        # the j-th of m numbers is leaf n - m + j, whose token is -1 - that
-        count = iter(range(len(numbers)))
-        made = [f"{len(numbers) - 1 - next(count)} - n" if isinstance(t, str) else f"t[{t}]" for t in tokens]
-        lines.append(f"    return [{', '.join(made)}], specs")
-    else:
-        lines.append("    return t, specs")
-    names_in = {"token_of": token_of}
-    exec("\n".join(lines), names_in)
-    return names_in["collect"]
+    forms = tuple(map(_form, args))
+    flat = list(flat_form(forms))
+    return None if "?" in flat or len(flat) > _MANY else forms
+
+
+def _form(x: Any) -> Any:
+    kind = type(x)
+    if isinstance(x, mx.nd.NDArray):
+        return "a"
+    if kind is float:
+        return "n"
+    if -_LARGEST <= (x if kind is int else _word_id(x)) <= _LARGEST:
+        return "i"
+    if kind is list or kind is tuple:
+        return (kind, tuple(map(_form, x)))
+    return repr(x) if x is None or kind is bool else "?"
+
+
+def flat_form(forms: tuple[Any, ...]) -> Iterator[str]:
+    """The forms inside lists and tuples, one after the other."""
+    for form in forms:
+        yield from (form,) if isinstance(form, str) else flat_form(form[1])
+
+
+@cache
+def make_append(num_operands: int, structure: str, num_outputs: int) -> Callable[..., Any]:
+    """A function (calls, number, owners) -> append(operands) -> results or RETRY: for operands of every origin."""
+    operands = [f"x{k}" for k in range(num_operands)]
+    lines = [
+        "def make(calls, number, owners):",
+        f"    {_listed(_outputs('o', num_outputs))} = owners",
+        "    def append(operands, log=calls.log, made=calls.made):",
+        f"        {_listed(operands)} = operands",
+        *_record([f"{x}.token" for x in operands], structure, num_outputs, "RETRY"),
+        "    return append"]
+    return _compiled(lines)
+
+
+@cache
+def make_recorder(forms: tuple[Any, ...], structure: str, num_outputs: int) -> Callable[..., Any]:
+    """A function (calls, entries, other, general) -> record(args) -> results, for arguments of one form.
+
+    `entries` gives for the owners of the arrays the number of the entry and the owners of the results. `other` takes
+    arguments of other forms, `general` those of a call that came too late.
+    """
+    lines = [
+        "def make(calls, entries, other, general):",
+        "    outside, data = calls.outside, calls.data",
+        "    def record(args, log=calls.log, made=calls.made):",
+        f"        if len(args) != {len(forms)}: return other(args)"]
+    operands: list[tuple[str, str]] = []
+    _unpack("args", forms, lines, operands)
+    arrays = [x for x, form in operands if form == "a"]
+    lines += [f"        if type({x}) is not LazyArray: {x} = outside({x})" for x in arrays]
+    lines += [
+        f"        entry = entries.get(({_listed([f'{x}.owner' for x in arrays])}))",
+        "        if entry is None: return other(args)",
+        f"        {_listed(['number', *_outputs('o', num_outputs)])} = entry",
+        *_record([_TOKENS[form].format(x) for x, form in operands], structure, num_outputs, "general(args)"),
+        "    return record"]
+    return _compiled(lines)
+
+
+_TOKENS = {"a": "{}.token", "i": "{}", "n": "data({}).token"}      # how an operand gets into the log
+
+
+def _unpack(name: str, forms: tuple[Any, ...], lines: list[str], operands: list[tuple[str, str]]) -> None:
+    """Code that takes the parts out of a tuple or list of known length, or returns other(args)."""
+    parts = [f"{name}_{k}" for k in range(len(forms))]
+    if parts:
+        lines.append(f"        {_listed(parts)} = {name}")
+    for part, form in zip(parts, forms):
+        if not isinstance(form, str):
+            kind, inner = form
+            lines.append(f"        if type({part}) is not {kind.__name__} or len({part}) != {len(inner)}: "
+                         "return other(args)")
+            _unpack(part, inner, lines, operands)
+            continue
+        if form == "i":
+            lines += [f"        if type({part}) is not int: {part} = word_id({part})",
+                      f"        if not -LARGEST <= {part} <= LARGEST: return other(args)"]
+        elif form == "n":
+            lines.append(f"        if type({part}) is not float: return other(args)")
+        elif form != "a":
+            lines.append(f"        if {part} is not {form}: return other(args)")
+        if form in _TOKENS:
+            operands.append((part, form))
+
+
+def _record(tokens: list[str], structure: str, num_outputs: int, too_late: str) -> list[str]:
+    """Code that makes the results and appends to the log.
+
+    `made` grows before the log, so that whoever sees a call in the log finds the tokens of its results; and by `+=`,
+    so that no interrupt comes between the two: Python looks for one where it calls a function.
+    """
+    lines = ["        t0 = FIRST + len(made)"]
+    lines += [f"        t{k} = t0 + {k}" for k in range(1, num_outputs)]
+    for k in range(num_outputs):
+        lines += [f"        r{k} = LazyArray()", f"        r{k}.owner = o{k}", f"        r{k}.token = t{k}"]
+    return lines + [
+        f"        call = ({_listed(['number', *tokens])})",
+        f"        made += ({_listed(_outputs('t', num_outputs))})",
+        "        log += call",
+        f"        if calls.watched and calls.too_late(t0): return {too_late}",
+        f"        return {structure}"]
+
+
+def _outputs(letter: str, count: int) -> list[str]:
+    return [f"{letter}{k}" for k in range(count)]
+
+
+def _listed(names: list[str]) -> str:
+    """Names as the inside of a tuple, of one too."""
+    return "".join(name + ", " for name in names).rstrip() if len(names) == 1 else ", ".join(names)
+
+
+def _compiled(lines: list[str]) -> Callable[..., Any]:
+    names: dict[str, Any] = dict(_NAMES)
+    exec("\n".join(lines), names)
+    return names["make"]

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
 from typing import Any
 
 import numpy as np
 
-from cavs_core import LazyArray, Listener, ProgramError, TraceError, inactive, owner_of, supports, token_of
+from cavs_core import LazyArray, Listener, ProgramError, TraceError, inactive, supports
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
-from .calls import RETRY, Calls, Entry
-from .fastpath import make_collector, pattern_of
+from .calls import NO_ARRAY, BaseSparseNDArray, Calls, Entry
+from .fastpath import RETRY, flat_form, form_of, make_recorder
 from .signature import INDEX_OPERANDS, Signature, operator_signature, vertex_signature
 from .values import SPECS, as_arrays, data_spec
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "vertex_key"]
 
 NDArray = mx.nd.NDArray
 _DATA = (int, float, np.ndarray, np.generic)
-BaseSparseNDArray = mx.nd.sparse.BaseSparseNDArray
-_collectors: dict[Any, Any] = {}                # pattern of arguments -> collector
 _signatures: dict[Any, Signature] = {}          # operators, for the life of the process
 
 
@@ -29,19 +29,37 @@ class Recorder(Listener):
 
     def __init__(self, scope: Any):
         self.scope = scope
+        self.thread = threading.get_ident()     # that records; others may flush
         self.records_vertices = scope.config.granularity != "op"
-        self.calls = Calls(self)
-        self.recording, self.training = autograd.is_recording(), autograd.is_training()
         self.context = mx.current_context()     # of numbers, which have no device of their own
-        self.number_spec = data_spec(0.0, self.context)
+        self.number_spec = data_spec(0, self.context)
+        self.recording, self.training = autograd.is_recording(), autograd.is_training()
         self._sparse_grads: dict[int, Any] = {}     # arrays of parameters whose gradient is row_sparse
-        self._collectors: dict[tuple[int, int], Any] = {}       # vertex -> collector of the form of its last call
+        self._updated: dict[int, Any] = {}          # arrays that backward passes write
         self._refused: dict[Any, str] = {}      # vertex key -> why it has no program
         self._where: list[str] = []
+        self.calls = Calls(self)
+        self._choose_short_ways()
 
     def start_new_calls(self, old: Calls) -> None:
         if self.calls is old:
             self.calls = Calls(self)
+            self._choose_short_ways()
+
+    def switch(self, what: str, on: bool) -> None:
+        """Autograd begins or ends "recording" or "training"."""
+        setattr(self, what, on)
+        self._choose_short_ways()
+
+    def _choose_short_ways(self) -> None:
+        self.vertices, self._operators = self.calls.short[self.recording, self.training]
+
+    def why_apart(self, array: Any) -> str:
+        """Why no recorded call may read an array; empty if it may."""
+        if isinstance(array, BaseSparseNDArray):
+            return "is sparse"
+        return ("has a sparse gradient" if id(array) in self._sparse_grads else
+                "is updated by backward passes" if id(array) in self._updated else "")
 
     def alone(self, reason: str) -> None:
         """Count a call that runs by itself."""
@@ -55,53 +73,69 @@ class Recorder(Listener):
             return self._on_write(name, arrays, attrs, out, call)
         if not arrays:
             return call()                       # makes an array from nothing: a leaf
-        calls = self.calls
-        tokens = self._tokens(name, arrays, calls)
-        if tokens is None:
-            self.alone(self._why_alone(name))
+        if name in INDEX_OPERANDS or name in _UPDATED or not supports(name):
+            return self._record_operator(name, arrays, attrs, call)
+        outside = self.calls.outside
+        operands = [x if type(x) is LazyArray else outside(x) for x in arrays]
+        try:
+            entry = self._operators.get((name, *attrs.items(), *[x.owner for x in operands]))
+        except TypeError:                       # an attribute that is a list
+            entry = None
+        if entry is not None:
+            result = entry.append(operands)
+            if result is not RETRY:
+                return result
+        return self._record_operator(name, arrays, attrs, call)
+
+    def _record_operator(self, name, arrays, attrs, call):
+        """The general way: operands of every origin."""
+        calls, short = self.calls, self._operators
+        if name in _UPDATED and (self.training or self.recording) and str(attrs.get("use_global_stats")) not in _TRUE:
+            # On the tape also in predict mode: MXNet's backward pass does not know how its forward pass ran.
+            for k in _UPDATED[name]:
+                self.before_write(arrays[k])
+                self._updated[id(arrays[k])] = arrays[k]
+            self.alone(f"operator {name} is trained: its statistics couple the samples")
             return call()
-        entry = self._operator_entry(calls, name, attrs, tokens)
+        operands = self._operands(name, arrays, calls)
+        if operands is None:
+            self.alone(self._why_alone(name, arrays))
+            return call()
+        entry = self._operator_entry(calls, name, attrs, operands)
         if entry is None:
             return call()
-        result = calls.append(entry, tokens)
-        return self.on_operator(name, arrays, attrs, out, call) if result is RETRY else result
+        result = entry.append(operands)
+        if result is RETRY:
+            return self._record_operator(name, arrays, attrs, call)
+        with contextlib.suppress(TypeError):    # an attribute that is a list
+            short[(name, *attrs.items(), *[x.owner for x in operands])] = entry
+        return result
 
-    @staticmethod
-    def _why_alone(name: str) -> str:
+    def _why_alone(self, name: str, arrays: Any) -> str:
         if not supports(name):
             return f"operator {name} is not in the op table"
-        return f"operator {name}: an operand or its gradient is sparse"
+        return f"operator {name}: an operand {next(filter(None, map(self.why_apart, arrays)))}"
 
     def on_parameter(self, parameter, array):
         if parameter._grad_stype != "default":
             self._sparse_grads[id(array)] = array
         return array
 
-    def _tokens(self, name: str, arrays: Any, calls: Calls) -> list[int] | None:
-        """The operands of an operator call, or None if it cannot be batched."""
+    def _operands(self, name: str, arrays: Any, calls: Calls) -> list[LazyArray] | None:
+        """What stands for the operands of an operator call, or None if it cannot be batched."""
         if not supports(name):
             return None
-        tokens = []
-        for x in arrays:
-            if type(x) is LazyArray and owner_of(x) is calls:
-                tokens.append(token_of(x))
-                continue
-            token = calls.leaf_tokens.get(id(x))
-            if token is None:
-                if isinstance(x, BaseSparseNDArray) or id(x) in self._sparse_grads:
-                    return None
-                token = calls.leaf_token(x)
-            tokens.append(token)
-        if name in INDEX_OPERANDS:
-            for k in INDEX_OPERANDS[name]:
-                if tokens[k] < 0:
-                    tokens[k] = calls.index_token(arrays[k])
-        return tokens
+        operands = [calls.operand(x) for x in arrays]
+        if any(x is NO_ARRAY for x in operands):
+            return None
+        for k in INDEX_OPERANDS.get(name, ()):
+            if operands[k] is not arrays[k]:
+                operands[k] = calls.index(arrays[k])
+        return operands
 
-    def _operator_entry(self, calls: Calls, name: str, attrs: dict[str, Any], tokens: list[int]) -> Entry | None:
+    def _operator_entry(self, calls: Calls, name: str, attrs: dict[str, Any], operands: list[Any]) -> Entry | None:
         """What an operator call is, or None if it must run alone."""
-        value_spec, leaf_spec = calls.value_spec, calls.leaf_spec
-        specs = tuple([value_spec[t] if t >= 0 else leaf_spec[-1 - t] for t in tokens])
+        specs = tuple([x.owner.spec for x in operands])
         try:
             key = (name, tuple(attrs.items()), specs, self.recording, self.training)
             entry = calls.by_key.get(key)
@@ -123,21 +157,21 @@ class Recorder(Listener):
                 signature = _signatures.setdefault(general, signature)
             _signatures[exact] = signature
         rows = SPECS[specs[0]].shape[0] if signature.ragged else 1
-        return calls.new_entry(key, signature, rows, self.recording, self._where[-1] if self._where else "")
+        where = self._where[-1] if self._where else ""
+        entry = calls.by_key[key] = calls.new_entry(signature, self.recording, rows, where)
+        return entry
 
     def _on_write(self, name, arrays, attrs, out, call):
         """An operator that writes into an array that exists: x += y only gives x a new value, all else runs now."""
         calls = self.calls
-        tokens = self._tokens(name, arrays, calls) if arrays else None
-        if (tokens is not None and type(out) is LazyArray and out.owner is calls
-                and out.token not in calls.views and out.token not in calls.viewed):
-            entry = self._operator_entry(calls, name, attrs, tokens)
-            if entry is not None and entry.output_specs == [calls.value_spec[out.token]]:
-                new = calls.append(entry, tokens)
+        operands = self._operands(name, arrays, calls) if arrays else None
+        if (operands is not None and type(out) is LazyArray and calls.operand(out) is out
+                and not calls.shares_memory(out)):
+            entry = self._operator_entry(calls, name, attrs, operands)
+            if entry is not None and entry.owners == (out.owner,):
+                new = entry.append(operands)
                 if new is not RETRY:
-                    token = new.token
-                    new.rebind(out.token)       # the temporary dies with the old value
-                    out.rebind(token)
+                    out.token = new.token       # the old value dies, unless a recorded call reads it
                     return out
         for target in out if isinstance(out, (list, tuple)) else (out,):
             self.before_write(target)
@@ -157,6 +191,9 @@ class Recorder(Listener):
         if block._forward_hooks or block._forward_pre_hooks:
             return call()
         if isinstance(block, gluon.HybridBlock) and block._active and self.records_vertices:
+            record = self.vertices.get(id(block))
+            if record is not None:
+                return record(args)
             return self.record_vertex(block, None, type(block).forward, block, args)
         self._where.append(_title(block))
         try:
@@ -173,7 +210,7 @@ class Recorder(Listener):
             return block.forward(*args)
 
     def record_vertex(self, identity: Any, part: Any, fn: Any, title: Any, args: tuple[Any, ...]) -> Any:
-        """Record one call of a vertex.
+        """Record one call of a vertex; the general way, for arguments of any form.
 
         Parameters
         ----------
@@ -183,29 +220,12 @@ class Recorder(Listener):
         title : its name in reports, or the block that has one
         args : arrays, numbers, numpy arrays, and lists and tuples of them
         """
-        calls = self.calls
-        fast = self._collectors.get((id(identity), id(part)))
-        if fast is not None:
-            try:
-                tokens, specs = fast(args, calls.leaves, calls.leaf_spec, self.number_spec, calls.value_spec.get)
-            except (TypeError, ValueError):     # arguments of another form
-                return self._record_vertex(identity, part, fn, title, args)
-            entry = calls.by_pattern.get((fast, id(identity), id(part), specs, self.recording, self.training))
-            if entry is not None:
-                result = calls.append(entry, tokens)
-                if result is not RETRY:
-                    return result
-        return self._record_vertex(identity, part, fn, title, args)
-
-    def _record_vertex(self, identity: Any, part: Any, fn: Any, title: Any, args: tuple[Any, ...]) -> Any:
-        """The general way: arguments of any form."""
-        calls = self.calls
-        value_spec = calls.value_spec
-        tokens: list[int] = []
-        specs: list[Any] = [id(identity), id(part), self.recording, self.training]
+        calls, state = self.calls, (self.recording, self.training)
+        operands: list[LazyArray] = []
+        specs: list[Any] = [id(identity), id(part), *state]
         try:
             for x in args:
-                self._collect(x, calls, tokens, specs)
+                self._collect(x, calls, operands, specs)
         except TypeError as error:
             return self._by_operators(f"{_title(title)} records operator by operator: {error}", identity, fn, args)
         key = tuple(specs)
@@ -214,37 +234,52 @@ class Recorder(Listener):
             if key in self._refused:
                 return self._by_operators(self._refused[key], identity, fn, args)
             try:
-                entry = self._vertex_entry(calls, key, identity, part, fn, _title(title), args)
+                signature = self._vertex_signature(key, identity, fn, _title(title), args)
             except (TraceError, ProgramError) as error:
                 self._refused[key] = f"{_title(title)} records operator by operator: {str(error).splitlines()[0]}"
                 return self._by_operators(self._refused[key], identity, fn, args)
-        result = calls.append(entry, tokens)
+            entry = calls.by_key[key] = calls.new_entry(signature, self.recording, identity=(identity, part))
+        result = entry.append(operands)
         if result is RETRY:
-            return self._record_vertex(identity, part, fn, title, args)
-        pattern = pattern_of(args)
-        if pattern is not None:                 # the next call of this form goes the short way
-            collector = _collectors.get(pattern) or _collectors.setdefault(pattern, make_collector(pattern))
-            self._collectors[id(identity), id(part)] = collector
-            array_specs = tuple([value_spec[t] for t in tokens if t >= 0])
-            calls.by_pattern[collector, id(identity), id(part), array_specs, self.recording, self.training] = entry
+            return self.record_vertex(identity, part, fn, title, args)
+        forms = form_of(args)
+        if forms is not None and calls is self.calls:
+            def general(args: tuple[Any, ...]) -> Any:
+                return self.record_vertex(identity, part, fn, title, args)
+
+            self._go_short(calls, state, vertex_key(identity, part), forms, entry, operands, general)
         return result
 
-    def _collect(self, x: Any, calls: Calls, tokens: list[int], specs: list[Any]) -> None:
-        """Append the tokens of an argument, and to `specs` what makes the signature: specs, nesting, constants."""
+    def _go_short(self, calls: Calls, state: Any, vertex: Any, forms: Any, entry: Entry, operands: list[LazyArray],
+                  general: Any) -> None:
+        """Let the next call of this vertex with such arguments go the short way."""
+        signature = entry.cls.signature
+        key = (state, vertex, forms, signature.structure, len(entry.owners))
+        entries = calls.forms.get(key)
+        if entries is None:
+            entries = calls.forms[key] = {}
+            table = calls.short[state][0]
+            table[vertex] = make_recorder(*key[2:])(calls, entries, table.get(vertex, general), general)
+        kinds = [form for form in flat_form(forms) if form in ("a", "i", "n")]
+        if "i" in kinds:
+            entry = calls.new_entry(signature, entry.cls.recorded, numbers=tuple(kind == "i" for kind in kinds))
+        entries[tuple(x.owner for x, kind in zip(operands, kinds) if kind == "a")] = (entry.number, *entry.owners)
+
+    def _collect(self, x: Any, calls: Calls, operands: list[LazyArray], specs: list[Any]) -> None:
+        """Append what stands for an argument, and to `specs` what makes the signature: specs, nesting, constants."""
         if isinstance(x, (list, tuple)):
             specs.append(type(x))
             specs.append(-1 - len(x))
             for y in x:
-                self._collect(y, calls, tokens, specs)
-        elif isinstance(x, NDArray):
-            token = token_of(x) if type(x) is LazyArray and owner_of(x) is calls else calls.leaf_token(x)
-            tokens.append(token)
-            specs.append(calls.value_spec[token] if token >= 0 else calls.leaf_spec[-1 - token])
+                self._collect(y, calls, operands, specs)
         elif x is None or isinstance(x, (bool, str)):
             specs.append((x, "static"))
-        elif isinstance(x, _DATA):
-            tokens.append(calls.data_token(x, self.context))
-            specs.append(calls.leaf_spec[-1])
+        elif isinstance(x, (NDArray, *_DATA)):
+            operand = calls.operand(x) if isinstance(x, NDArray) else calls.data(x)
+            if operand is NO_ARRAY:
+                raise TypeError(f"an argument {self.why_apart(x)}")
+            operands.append(operand)
+            specs.append(operand.owner.spec)
         else:
             raise TypeError(f"an argument is a {type(x).__name__}; a vertex takes arrays, numbers, and lists of them")
 
@@ -253,17 +288,28 @@ class Recorder(Listener):
         self.alone(reason)
         return fn(identity, *as_arrays(args))
 
-    def _vertex_entry(self, calls: Calls, key: Any, identity: Any, part: Any, fn: Any, title: str, args: Any) -> Entry:
+    def _vertex_signature(self, key: Any, identity: Any, fn: Any, title: str, args: Any) -> Signature:
         known = _signatures_of(identity)
         signature_key = (key[1], self.training, key[4:])
         if signature_key not in known or not known[signature_key].is_current():
             specs = [s for s in key[4:] if type(s) is int and s >= 0]
             signature = vertex_signature(fn, identity, title, _numbered(args), specs, self.training)
-            sparse = [p.name for p in signature.params if p.parameter._grad_stype != "default"]
+            sparse = [p.name for p in signature.params if p.parameter._grad_stype != "default"
+                      and not signature.only_looks_up(p)]
             if sparse and self.recording:
-                raise ProgramError(f"the gradient of {sparse[0]} is row_sparse")
+                raise ProgramError(f"the gradient of {sparse[0]} is row_sparse, and it is not only looked up")
             known[signature_key] = signature
-        return calls.new_entry(key, known[signature_key], 1, self.recording, identity=(identity, part))
+        signature = known[signature_key]
+        for p in signature.params:
+            if not p.parameter._differentiable and (    # running statistics
+                    self.recording or id(p.parameter.data(signature.context)) in self._updated):
+                raise ProgramError(f"{p.name} is updated by backward passes")
+        return signature
+
+
+def vertex_key(identity: Any, part: Any) -> Any:
+    """The name of a vertex in the table of short ways; whoever is there holds both, so that the ids are their own."""
+    return id(identity) if part is None else (id(identity), id(part))
 
 
 _vertex_signatures: dict[int, tuple[Any, dict[Any, Signature]]] = {}     # id of a block or function -> its signatures
@@ -278,6 +324,8 @@ def _signatures_of(identity: Any) -> dict[Any, Signature]:
     return _vertex_signatures[number][1]
 
 
+_UPDATED = {"BatchNorm": (3, 4)}                # operands that the backward pass of a trained operator writes
+_TRUE = ("True", "1")
 _LISTS = ("SliceChannel", "_split_v2")          # operators that return a list even of one
 
 

@@ -58,7 +58,7 @@ class FlushReport:
             num_calls, num_rows = (int(part[k + 1] - part[k]) for part in (rows.call_offsets, rows.offsets))
             self.launches.append(Launch(cls.signature.title, cls.where, int(rows.depths[k]), num_calls, num_rows,
                                         " ".join(words[kind] for kind in kinds[c])))
-        self.aliases = len(calls.call_class) - sum(launch.calls for launch in self.launches)
+        self.aliases = len(recording.call_class) - sum(launch.calls for launch in self.launches)
         self._arrays = (recording, scanned, grouping)
 
     def edges(self) -> list[tuple[int, int]]:

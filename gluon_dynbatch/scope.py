@@ -8,7 +8,7 @@ import gc
 import threading
 from typing import Any
 
-from cavs_core import listening
+from cavs_core import listening, wrap_backward
 from cavs_core.mxnet_compat import autograd, mx
 
 from .config import Config
@@ -76,6 +76,7 @@ def batching(policy: str = "auto", granularity: str = "auto", backend: str = "au
     if outer is not None:                       # nested scopes join the outer one
         yield outer
         return
+    wrap_backward()
     scope = _local.scope = Scope(config)
     collecting = gc.isenabled()
     gc.disable()                                # the collector would walk every recorded call, again and again
@@ -109,7 +110,8 @@ def _watching(recorder: Recorder):
         if _watchers == 0:
             _install()
         _watchers += 1
-    recorder.recording, recorder.training = autograd.is_recording(), autograd.is_training()
+    recorder.switch("recording", autograd.is_recording())
+    recorder.switch("training", autograd.is_training())
     try:
         yield
     finally:
@@ -131,7 +133,7 @@ def _install() -> None:
         def make(original: Any) -> Any:
             def switch(state):
                 if _local.scope is not None:
-                    setattr(_local.scope.recorder, what, bool(state))
+                    _local.scope.recorder.switch(what, bool(state))
                 return original(state)
             return switch
         return make

@@ -23,7 +23,6 @@ from cavs_core import (
     VertexProgram,
     flatten,
     lookup,
-    make_results,
     map_nested,
     one_row_program,
     own_outputs,
@@ -33,6 +32,7 @@ from cavs_core import (
 )
 from cavs_core.mxnet_compat import autograd, mx
 
+from .fastpath import structure_of
 from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS, is_by_rows, spec_number
 
 __all__ = ["Signature", "operator_signature", "vertex_signature"]
@@ -47,7 +47,7 @@ class Signature:
     operand_specs : spec numbers of the operands; of one row, for operands that are split
     split : which operands are split over the positions of a call; if any, the calls are ragged
     alias : -1, or the first row of the operand that the result is: such a call runs nowhere
-    results : makes the arrays that a call returns, in its structure (`make_results`)
+    structure : of what a call returns, as code
     run_alone : (block, operands) -> the distinct outputs of the call by itself on real arrays, by MXNet
     draws : whether the result is random
     """
@@ -67,7 +67,7 @@ class Signature:
         self.context = context
         self._output_specs: dict[int, list[int]] = {}
         self.alias = alias
-        self.results = make_results(map_nested(lambda k: k if k is None else places[k], template))
+        self.structure = structure_of(map_nested(lambda k: k if k is None else places[k], template))
         self.params = [s for s in program.inputs.values() if isinstance(s, Param)]
         self.draws = any(instr.op == "uniform_like" for instr in program.instrs)
         self.run_alone = lambda block, operands: [
@@ -89,6 +89,13 @@ class Signature:
             self._output_specs[rows] = [spec_number(shape, s.dtype, self.context, by_rows)
                                         for shape, s in zip(shapes, specs)]
         return self._output_specs[rows]
+
+    def only_looks_up(self, param: Any) -> bool:
+        """Whether rows of a parameter are looked up, and nothing else is done with it: its gradient may be sparse."""
+        program = self.vertex.program
+        values = {v for v, source in program.inputs.items() if source == param}
+        return all(instr.op == "lookup" and instr.inputs[0] in values and instr.inputs[1] not in values
+                   for instr in program.instrs if not values.isdisjoint(instr.inputs))
 
     def plan(self, kinds: Sequence[str], wanted: Sequence[bool], wanted_params: tuple[bool, ...], recorded: bool,
              in_one_launch: bool) -> ClassPlan:

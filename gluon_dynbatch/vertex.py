@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any
 
 from cavs_core import thread_state
 from cavs_core.mxnet_compat import gluon, mx
 
-from .recorder import Recorder
+from .recorder import Recorder, vertex_key
 from .values import as_arrays
 
 __all__ = ["vertex"]
@@ -61,12 +62,6 @@ def vertex(target: Any = None, *, name: str | None = None) -> Any:
     raise TypeError(f"@gdb.vertex: expected a HybridBlock or a function f(F, *arrays), got {target!r}")
 
 
-def _recorder() -> Any:
-    """The recorder of this thread, if vertices are being recorded and nobody traces."""
-    listener = thread_state.listener
-    return listener if type(listener) is Recorder and listener.records_vertices else None
-
-
 def _make_call(cls: type, name: str | None) -> Any:
     own = cls.__dict__.get("__call__")
 
@@ -76,10 +71,13 @@ def _make_call(cls: type, name: str | None) -> Any:
     @functools.wraps(own or gluon.Block.__call__)
     def __call__(self, *args):
         listener = thread_state.listener
-        if type(listener) is not Recorder or not listener.records_vertices or self._forward_hooks \
-                or self._forward_pre_hooks:
-            return plain(self, *as_arrays(args))
-        return listener.record_vertex(self, None, plain, name or self, args)
+        if listener is not None and not self._forward_hooks and not self._forward_pre_hooks:
+            record = listener.vertices.get(id(self))
+            if record is not None:
+                return record(args)
+            if type(listener) is Recorder and listener.records_vertices:
+                return listener.record_vertex(self, None, plain, name or self, args)
+        return plain(self, *as_arrays(args))
 
     return __call__
 
@@ -88,29 +86,33 @@ class _VertexFunction:
     """A function f(F, *arrays), or a method f(self, F, *arrays) of an object."""
 
     def __init__(self, function: Any, name: str | None):
+        @functools.wraps(function)
+        def method(obj: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._call(obj, self._run_method, (obj,), args, kwargs)
+
         functools.update_wrapper(self, function)
-        self._function, self._name = function, name or function.__qualname__
+        self._function, self._name, self._method = function, name or function.__qualname__, method
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
-        return self if obj is None else functools.update_wrapper(functools.partial(self._call, obj), self._function)
+        return self if obj is None else types.MethodType(self._method, obj)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(None, *args, **kwargs)
+        return self._call(self, self._run_function, (), args, kwargs)
 
-    def _call(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, identity: Any, run: Any, before: tuple[Any, ...], args: tuple[Any, ...], kwargs: Any) -> Any:
         if kwargs:
             raise TypeError(f"{self._name}: a vertex function takes its arguments by position, got {sorted(kwargs)}")
-        given = args if obj is None else (obj, *args)
-        at = 0 if obj is None else 1
-        if len(given) <= at or given[at] is not mx.nd:
-            got = given[at] if len(given) > at else "nothing"
-            raise TypeError(f"{self._name}: the first argument of a vertex function is F = mx.nd, got {got!r}")
-        recorder = _recorder()
-        if recorder is None:
-            return self._function(*given[:at + 1], *as_arrays(given[at + 1:]))
-        if obj is None:
-            return recorder.record_vertex(self, self, self._run_function, self._name, given[1:])
-        return recorder.record_vertex(obj, self, self._run_method, self._name, given[2:])
+        if not args or args[0] is not mx.nd:
+            raise TypeError(f"{self._name}: the first argument of a vertex function is F = mx.nd, got "
+                            f"{args[0] if args else 'nothing'!r}")
+        listener = thread_state.listener
+        if listener is not None:
+            record = listener.vertices.get(vertex_key(identity, self))
+            if record is not None:
+                return record(args[1:])
+            if type(listener) is Recorder and listener.records_vertices:
+                return listener.record_vertex(identity, self, run, self._name, args[1:])
+        return self._function(*before, mx.nd, *as_arrays(args[1:]))
 
     def _run_function(self, _: Any, *arrays: Any) -> Any:
         return self._function(mx.nd, *arrays)

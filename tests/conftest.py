@@ -1,4 +1,8 @@
-"""The device of all tests comes from DYNBATCH_TEST_CTX (default cpu(0)); hypothesis draws the same cases every time."""
+"""The device of all tests comes from DYNBATCH_TEST_CTX (default cpu(0)); hypothesis draws the same cases every time.
+
+Tests that name no backend run on MXNet's operators, which need no compiler; DYNBATCH_BACKEND=native runs all of them on
+the native one (the first time it compiles a thousand kernels). `test_native_*.py` name it themselves.
+"""
 
 import os
 
@@ -8,6 +12,7 @@ import pytest
 
 from cavs_core.mxnet_compat import mx
 
+os.environ.setdefault("DYNBATCH_BACKEND", "mxnet")
 hypothesis.settings.register_profile(
     "default", deadline=None, derandomize=True, max_examples=25, print_blob=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large])

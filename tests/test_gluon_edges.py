@@ -1,4 +1,4 @@
-"""Corners of Gluon inside a scope. An xfail is a gap that is known; its reason says where it comes from."""
+"""Corners of Gluon inside a scope."""
 
 import dataclasses
 
@@ -9,10 +9,6 @@ import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 nd, nn = mx.nd, gluon.nn
-
-
-def gap(reason, **options):
-    return pytest.mark.xfail(reason=reason, strict=False, **options)
 
 
 def dense():
@@ -172,7 +168,6 @@ def test_two_devices_in_one_scope():
         np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-@gap("losses and extra results of one flush share a node, so the parameters of both count as fresh after a pass")
 def test_parameters_that_the_losses_do_not_need_stay_stale():
     """Trainer.step(ignore_stale_grad=True) leaves such parameters alone; weight decay would change them."""
     used, unused = dense(), dense()
@@ -207,3 +202,79 @@ def test_a_value_that_no_parameter_reaches_gets_no_tape():
         out = nd.tanh(vectors()[0]).sum()
     with pytest.raises(mx.base.MXNetError, match="computational graph"):
         out.backward()
+
+
+# ---- running statistics ----------------------------------------------------------------------
+
+
+def norm(**options):
+    net = nn.BatchNorm(in_channels=3, momentum=0.5, prefix="norm_", **options)
+    net.initialize()
+    net.running_mean.set_data(nd.array([1.0, -1.0, 0.5]))
+    net.running_var.set_data(nd.array([2.0, 0.5, 1.0]))
+    return net
+
+
+@pytest.mark.parametrize("wrap", [lambda net: net, gdb.vertex], ids=["operator", "vertex"])
+def test_batch_norm_that_predicts_is_batched(wrap):
+    want = [norm()(x).asnumpy() for x in vectors()]
+    net = wrap(norm())
+    with gdb.batching() as scope:
+        got = [net(x) for x in vectors()]
+    assert scope.stats.launches == 1 and not scope.stats.fallbacks
+    for g, w in zip(got, want):
+        np.testing.assert_allclose(g.asnumpy(), w, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrap", [lambda net: net, gdb.vertex], ids=["operator", "vertex"])
+@pytest.mark.parametrize("options, alone", [({}, True), ({"use_global_stats": True}, False)])
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_on_the_tape(training, options, alone, wrap):
+    """MXNet's backward pass takes a batch norm for a trained one, however it ran; not so with global statistics."""
+    def work(net):
+        xs = vectors()
+        for x in xs:
+            x.attach_grad()
+        with autograd.record(train_mode=training):
+            out = [(net(x) ** 2).sum() for x in xs]
+        autograd.backward(out)
+        return [y.asnumpy() for y in out] + [x.grad.asnumpy() for x in xs] + [
+            p.data().asnumpy() if p.grad_req == "null" else p.grad().asnumpy() for p in net.collect_params().values()]
+
+    want = work(norm(**options))
+    net = wrap(norm(**options))
+    with gdb.batching() as scope:
+        got = work(net)
+    assert any("couple the samples" in reason for reason in scope.stats.fallbacks) == alone
+    for g, w in zip(got, want):
+        np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrap", [lambda net: net, gdb.vertex], ids=["operator", "vertex"])
+def test_running_statistics_are_read_before_they_are_updated(wrap):
+    """In one scope a batch norm predicts, trains, predicts, is updated by the backward pass, and predicts again."""
+    def work(net):
+        x = nd.array(np.arange(12).reshape(4, 3))
+        before = net(x)
+        with autograd.record():
+            trained = net(x)
+        between = net(x)
+        trained.backward()
+        after = net(x)
+        return [y.asnumpy() for y in (before, trained, between, after)] + [net.running_mean.data().asnumpy()]
+
+    want = work(norm())
+    with gdb.batching() as scope:
+        got = work(wrap(norm()))
+    for g, w in zip(got, want):
+        np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-6)
+    reasons = list(scope.stats.fallbacks)
+    assert any("couple the samples" in reason for reason in reasons)
+    assert any("is updated by backward passes" in reason for reason in reasons)
+
+
+def test_a_trained_batch_norm_on_outside_arrays_flushes_nothing():
+    net, other = norm(), dense()
+    with autograd.record(), gdb.batching() as scope:
+        out = [other(net(x)) for x in vectors()]
+    assert len(out) == 4 and scope.stats.flushes == 1

@@ -11,7 +11,8 @@ from cavs_core.errors import ProgramError
 from cavs_core.program import Spec
 from cavs_core.trace import trace
 
-COVERS = ("LayerNorm", "InstanceNorm", "GroupNorm", "L2Normalization", "SoftmaxOutput", "Softmax", "softmax_loss")
+COVERS = ("LayerNorm", "BatchNorm", "InstanceNorm", "GroupNorm", "L2Normalization", "SoftmaxOutput", "Softmax",
+          "softmax_loss")
 
 EPS = (1e-5, 1e-3, 0.1)
 SINGLE = dict(rtol=2e-5, atol=2e-6)         # MXNet keeps the attributes in single precision
@@ -30,6 +31,20 @@ def test_layer_norm(data):
     case.operand((shape[axis],))
     case.operand((shape[axis],))
     case.check(lambda F, x, g, b: F.LayerNorm(x, g, b, axis=axis, eps=eps), tol=TOLERANCE)
+
+
+@given(st.data())
+def test_batch_norm_with_running_statistics(data):
+    case = Case(data)
+    train_mode = case.pick(True, False)
+    shape = case.operand(case.shape(2))
+    a = dict(axis=case.axis(shape), eps=case.pick(*EPS), fix_gamma=case.pick(True, False), momentum=0.5,
+             use_global_stats=train_mode or case.pick(True, False))
+    for _ in range(3):
+        case.operand((shape[a["axis"]],))
+    case.operand((shape[a["axis"]],), values="positive")
+    case.fixed += [3, 4]
+    case.check(lambda F, *xs: F.BatchNorm(*xs, **a), tol=SINGLE, train_mode=train_mode)
 
 
 @given(st.data())
@@ -63,7 +78,8 @@ def test_l2_normalization(data):
 
 
 @pytest.mark.parametrize("call", [
-    lambda F, x, g: F.LayerNorm(x, g, g, output_mean_var=True), lambda F, x, g: F.InstanceNorm(x, g, g),
+    lambda F, x, g: F.LayerNorm(x, g, g, output_mean_var=True),
+    lambda F, x, g: F.BatchNorm(x, g, g, g, g, output_mean_var=True), lambda F, x, g: F.InstanceNorm(x, g, g),
     lambda F, x, g: F.GroupNorm(x, g, g, num_groups=2), lambda F, x, g: F.L2Normalization(x, mode="channel"),
     lambda F, x, g: F.SoftmaxOutput(x, g, out_grad=True), lambda F, x, g: F.SoftmaxOutput(x.expand_dims(2), g)])
 def test_what_is_not_supported(call):

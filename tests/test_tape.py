@@ -267,7 +267,7 @@ def _fail(*args):
 def test_memory_is_freed_after_backward_while_outputs_live(case, monkeypatch):
     cell, graphs, inputs = case
     runs = []
-    original = cavs.face.Run.__init__
+    original = cavs.Run.__init__
 
     def noted(self, *args):
         runs.append(weakref.ref(self))

@@ -34,6 +34,26 @@ class LayerNorm(Composite):
         return b.add(b.mul(y, _along(b, gamma, ndim, axis)), _along(b, beta, ndim, axis))
 
 
+class BatchNorm(Composite):
+    """With the running statistics. Those of a batch couple the samples: they have no program."""
+
+    attrs = {"eps": 1e-3, "fix_gamma": True, "use_global_stats": False, "output_mean_var": False, "axis": 1,
+             "training": False}
+    ignored = ("momentum", "cudnn_off", "min_calib_range", "max_calib_range")
+
+    def expand(self, b, a, x, gamma, beta, mean, variance):
+        if a["output_mean_var"] or (a["training"] and not a["use_global_stats"]):
+            raise ProgramError("BatchNorm: in training its statistics couple the samples, and output_mean_var=True is "
+                               "not supported")
+        ndim = len(b.shape(x))
+        axis = normal_axis(a["axis"], ndim)
+        scale = b.emit("rsqrt", b.shift(b.emit("BlockGrad", variance), a["eps"]))
+        if not a["fix_gamma"]:
+            scale = b.mul(scale, gamma)
+        centred = b.sub(x, _along(b, b.emit("BlockGrad", mean), ndim, axis))
+        return b.add(b.mul(centred, _along(b, scale, ndim, axis)), _along(b, beta, ndim, axis))
+
+
 class InstanceNorm(Composite):
     attrs = {"eps": 1e-3}
 
@@ -148,6 +168,7 @@ class SoftmaxOutput(Composite):
 
 
 register(LayerNorm("LayerNorm"))
+register(BatchNorm("BatchNorm"))
 register(InstanceNorm("InstanceNorm"))
 register(GroupNorm("GroupNorm"))
 register(L2Normalization("L2Normalization"))

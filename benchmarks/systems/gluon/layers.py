@@ -1,0 +1,46 @@
+"""Layers with the sizes and names of a workload's parameters."""
+
+import numpy as np
+
+import cavs_core as cavs
+from cavs_core.mxnet_compat import gluon, mx
+
+SPARSE_IN_A_VERTEX = True
+
+
+def dense(workload, name, **options):
+    """The layer with the parameters `name`_weight and, if there is one, `name`_bias."""
+    outputs, inputs = workload.params[f"{name}_weight"].shape
+    return gluon.nn.Dense(outputs, in_units=inputs, use_bias=f"{name}_bias" in workload.params, prefix=f"{name}_",
+                          **options)
+
+
+def embedding(workload, name="embed", sparse=True):
+    """The table `name`_weight; its gradient is row_sparse unless `sparse` is False."""
+    return gluon.nn.Embedding(*workload.params[f"{name}_weight"].shape, sparse_grad=sparse, prefix=f"{name}_")
+
+
+def lstm_cell(workload, name):
+    """The cell with the parameters `name`_i2h_weight and so on."""
+    gates, inputs = workload.params[f"{name}_i2h_weight"].shape
+    return gluon.rnn.LSTMCell(gates // 4, input_size=inputs, prefix=f"{name}_")
+
+
+def rows_or_zeros(x, has_row):
+    """A row for every vertex: the next one of x where `has_row` says so, else zeros. x: (rows, size)"""
+    place = np.where(has_row, np.cumsum(has_row), 0)
+    return mx.nd.take(mx.nd.concat(mx.nd.zeros((1, x.shape[1])), x, dim=0), mx.nd.array(place))
+
+
+class ChainFunction(cavs.VertexFunction):
+    """An LSTM over chains, for the Cavs face: pulls x, pushes h."""
+
+    def __init__(self, workload, name):
+        hidden = workload.params[f"{name}_h2h_weight"].shape[1]
+        super().__init__(state_shapes=[(hidden,), (hidden,)], prefix="")
+        self.cell = lstm_cell(workload, name)
+
+    def vertex(self, F, v):
+        h, states = self.cell(v.pull("x"), list(v.gather(0)))
+        v.scatter(*states)
+        v.push(h)

@@ -1,0 +1,161 @@
+"""The binary Tree-LSTM of treelstm-sst in Gluon."""
+
+import numpy as np
+
+import cavs_core as cavs
+import gluon_dynbatch as gdb
+from cavs_core.mxnet_compat import gluon, mx
+
+from .layers import SPARSE_IN_A_VERTEX, dense, embedding, rows_or_zeros
+
+nd = mx.nd
+
+
+class LeafCell(gluon.HybridBlock):
+    def __init__(self, workload):
+        super().__init__(prefix="")
+        self.gates = dense(workload, "leaf")
+
+    def hybrid_forward(self, F, x):
+        u, i, o = F.split(self.gates(x), num_outputs=3, axis=1)
+        c = F.sigmoid(i) * F.tanh(u)
+        return F.sigmoid(o) * F.tanh(c), c
+
+
+class NodeCell(gluon.HybridBlock):
+    def __init__(self, workload):
+        super().__init__(prefix="")
+        self.gates = dense(workload, "node")
+
+    def hybrid_forward(self, F, hl, cl, hr, cr):
+        u, i, o, fl, fr = F.split(self.gates(F.concat(hl, hr, dim=1)), num_outputs=5, axis=1)
+        c = F.sigmoid(i) * F.tanh(u) + F.sigmoid(fl) * cl + F.sigmoid(fr) * cr
+        return F.sigmoid(o) * F.tanh(c), c
+
+
+class TreeLSTM(gluon.Block):
+    """Plain Gluon: one tree at a time; words are looked up, and losses are made, once for all nodes of the tree."""
+
+    def __init__(self, workload, sparse=True):
+        super().__init__(prefix="")
+        self.embed = embedding(workload, sparse=sparse)
+        self.leaf, self.node = LeafCell(workload), NodeCell(workload)
+        self.out = dense(workload, "out")
+        self.cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
+
+    def prepare(self, tree):
+        return tree, nd.array([w for w in tree.words if w >= 0]), nd.array(tree.labels)
+
+    def forward(self, tree, words, labels):
+        x, states, leaves = self.embed(words), [], 0
+        for left, right in zip(tree.left, tree.right):
+            if left < 0:
+                states.append(self.leaf(x[leaves:leaves + 1]))
+                leaves += 1
+            else:
+                states.append(self.node(*states[left], *states[right]))
+        h = nd.concat(*[h for h, _ in states], dim=0)
+        return self.cross_entropy(self.out(h), labels).sum()
+
+    def losses(self, batch):
+        return [self(*sample) for sample in batch]
+
+
+@gdb.vertex
+class LeafVertex(gluon.HybridBlock):
+    """A leaf: its word and label as numbers -> its state and its loss."""
+
+    def __init__(self, model):
+        super().__init__(prefix="")
+        self.embed, self.cell, self.out, self.cross_entropy = model.embed, model.leaf, model.out, model.cross_entropy
+
+    def hybrid_forward(self, F, word, label):
+        h, c = self.cell(self.embed(word))
+        return h, c, self.cross_entropy(self.out(h), label)
+
+
+@gdb.vertex
+class NodeVertex(gluon.HybridBlock):
+    """An inner node: its label as a number, the states of its children and the losses of all nodes below them."""
+
+    def __init__(self, model):
+        super().__init__(prefix="")
+        self.cell, self.out, self.cross_entropy = model.node, model.out, model.cross_entropy
+
+    def hybrid_forward(self, F, label, left, right):
+        hl, cl, below_left = left
+        hr, cr, below_right = right
+        h, c = self.cell(hl, cl, hr, cr)
+        return h, c, self.cross_entropy(self.out(h), label) + below_left + below_right
+
+
+class VertexTreeLSTM(TreeLSTM):
+    """The same cells, marked; a word or a label is a number, and the loss of a tree grows on the way to its root."""
+
+    def __init__(self, workload):
+        super().__init__(workload, sparse=SPARSE_IN_A_VERTEX)
+        self.at_leaf, self.at_node = LeafVertex(self), NodeVertex(self)
+
+    def prepare(self, tree):
+        return tree
+
+    def forward(self, tree):
+        states = []
+        for word, left, right, label in zip(tree.words, tree.left, tree.right, tree.labels):
+            if left < 0:
+                states.append(self.at_leaf(word, label))
+            else:
+                states.append(self.at_node(label, states[left], states[right]))
+        return states[-1][2]
+
+    def losses(self, batch):
+        return [self(tree) for tree in batch]
+
+
+class TreeFunction(cavs.VertexFunction):
+    """A vertex of the Cavs face. u, i and o come from its word at a leaf, from its children elsewhere."""
+
+    def __init__(self, workload):
+        self.hidden = workload.options["hidden"]
+        super().__init__(state_shapes=[(self.hidden,), (self.hidden,)], prefix="")
+        self.gates = dense(workload, "node")
+
+    def vertex(self, F, v):
+        (hl, cl), (hr, cr) = v.gather(0), v.gather(1)
+        gates = self.gates(F.concat(hl, hr, dim=1))
+        uio = F.slice_axis(gates, axis=1, begin=0, end=3 * self.hidden)
+        u, i, o = F.split(F.broadcast_mul(uio, v.pull("inner")) + v.pull("word"), num_outputs=3, axis=1)
+        fl, fr = F.split(F.slice_axis(gates, axis=1, begin=3 * self.hidden, end=None), num_outputs=2, axis=1)
+        c = F.sigmoid(i) * F.tanh(u) + F.sigmoid(fl) * cl + F.sigmoid(fr) * cr
+        h = F.sigmoid(o) * F.tanh(c)
+        v.scatter(h, c)
+        v.push(h)
+
+
+class CavsTreeLSTM(gluon.Block):
+    """Graphs instead of calls. The product with the words is made before the run, for the leaves only."""
+
+    def __init__(self, workload):
+        super().__init__(prefix="")
+        self.embed = embedding(workload)
+        self.leaf, self.out = dense(workload, "leaf"), dense(workload, "out")
+        self.tree = TreeFunction(workload)
+        self.cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
+
+    def prepare(self, tree):
+        inner = [v for v, left in enumerate(tree.left) if left >= 0]
+        edges = [(child, v) for v in inner for child in (tree.left[v], tree.right[v])]
+        return cavs.InputGraph.from_edges(len(tree.words), edges), np.array(tree.words), np.array(tree.labels)
+
+    def losses(self, batch):
+        graphs, words, labels = zip(*batch)
+        words = np.concatenate(words)
+        inner = words < 0
+        x = self.leaf(self.embed(nd.array(words[~inner])))
+        h = self.tree(list(graphs), {"word": rows_or_zeros(x, ~inner),
+                                     "inner": inner[:, None].astype("float32")}).pushed
+        return self.cross_entropy(self.out(h), nd.array(np.concatenate(labels)))
+
+
+def make_model(workload, variant):
+    return {"vertex": VertexTreeLSTM, "cavs": CavsTreeLSTM}.get(variant, TreeLSTM)(workload)

@@ -1,0 +1,119 @@
+"""Memory for compiled code: buffers that are reused from step to step, and the addresses of arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from ...mxnet_compat import mx
+
+__all__ = ["Arena", "ARENA", "Block", "address_of", "data_address", "view_of"]
+
+_ALIGNMENT = 64
+_SMALLEST = 4096        # bytes of the smallest class
+
+
+class Block:
+    """A stretch of memory, aligned to a cache line."""
+
+    __slots__ = ("memory", "address", "nbytes", "given_back")
+
+    def __init__(self, nbytes: int) -> None:
+        raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
+        shift = -address_of(raw) % _ALIGNMENT
+        self.memory = raw[shift:shift + nbytes]
+        self.address = address_of(raw) + shift
+        self.nbytes = nbytes
+        self.given_back = 0     # the arena's clock then
+
+    def array(self, shape: tuple[int, ...], dtype: str = "float32", offset: int = 0) -> np.ndarray:
+        """The memory from a byte on, as an array that keeps it alive."""
+        return np.ndarray(shape, dtype, self.memory, offset)
+
+
+class Arena:
+    """Blocks by size: taken, given back, and taken again by the next step. Any thread may do either.
+
+    Sizes are rounded up to one of four between powers of two, so that steps of about the same size share blocks. A
+    block that nobody wanted while `patience` others were taken is let go.
+
+    Examples
+    --------
+    >>> arena = Arena()
+    >>> block = arena.take(10_000)
+    >>> block.array((50, 50))[:] = 1
+    >>> arena.give_back(block)
+    >>> arena.take(9_500) is block
+    True
+    """
+
+    # There is no lock: each change is one operation on a list, and so whole by itself, also in a forked child.
+
+    def __init__(self, patience: int = 1000) -> None:
+        self._patience = patience
+        self._free: dict[int, list[Block]] = defaultdict(list)      # by size; the end was used last
+        self._clock = self._made = 0
+
+    def take(self, nbytes: int) -> Block:
+        """A block of at least so many bytes; what is in it is undefined."""
+        size = _rounded(nbytes)
+        self._clock += 1
+        try:
+            return self._free[size].pop()
+        except IndexError:
+            self._made += 1
+            return Block(size)
+
+    def give_back(self, block: Block) -> None:
+        """Nobody reads or writes the block any more."""
+        block.given_back = self._clock
+        self._free[block.nbytes].append(block)
+        if self._clock % 64 == 0:
+            self._trim()
+
+    def _trim(self) -> None:
+        for blocks in list(self._free.values()):
+            try:
+                while blocks[0].given_back + self._patience < self._clock:
+                    blocks.pop(0)
+            except IndexError:      # all are gone
+                pass
+
+    def stats(self) -> dict[str, int]:
+        """Blocks taken and made so far, and what lies free."""
+        free = [block.nbytes for blocks in list(self._free.values()) for block in blocks]
+        return {"taken": self._clock, "made": self._made, "free_blocks": len(free), "free_bytes": sum(free)}
+
+
+def _rounded(nbytes: int) -> int:
+    """The next of .., 4, 5, 6, 7, 8, 10, 12, 14, 16, .. times a power of two."""
+    unit = 1 << max(max(nbytes, _SMALLEST).bit_length() - 3, 0)
+    return -(-max(nbytes, _SMALLEST) // unit) * unit
+
+
+def address_of(array: np.ndarray) -> int:
+    """Where an array's first element stands."""
+    return array.__array_interface__["data"][0]
+
+
+def data_address(array: Any, to_write: bool = False) -> int:
+    """Where the memory of an NDArray on the CPU begins, once what is written to it is there (and all have read it)."""
+    pointer = ctypes.c_void_p()
+    handle, lib = array.handle, mx.base._LIB
+    mx.base.check_call((lib.MXNDArrayWaitToWrite if to_write else lib.MXNDArrayWaitToRead)(handle))
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(handle, ctypes.byref(pointer)))
+    return pointer.value or 0
+
+
+def view_of(array: Any) -> np.ndarray:
+    """An NDArray's own memory (CPU, dense) as a numpy array that keeps it alive."""
+    nbytes = array.size * np.dtype(array.dtype).itemsize
+    memory = (ctypes.c_char * nbytes).from_address(data_address(array))
+    memory.owner = array        # numpy holds `memory`, and so the NDArray
+    return np.frombuffer(memory, array.dtype).reshape(array.shape)
+
+
+ARENA = Arena()     # what everybody takes from

@@ -1,0 +1,392 @@
+"""One run on the CPU: gives every operation its addresses and hands the workers one table for each direction."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...layout import ClassLayout, Layout, RowIndex
+from ...mxnet_compat import mx
+from ...plan import ClassPlan
+from ...program import CHILD, ROW, SHARED, Pull, Spec
+from ..targets import WRITTEN, Target
+from . import ops
+from .ir import ColumnSumOp, KernelOp, ProductOp, Ref, ScatterOp, SumProductOp
+from .memory import ARENA, Block, address_of, data_address, view_of
+from .prepare import prepare, size_of
+from .row_sums import segment_sum
+from .table import Table
+
+__all__ = ["NativeRun"]
+
+_DOMAINS = {ROW: ops.ROWS, CHILD: ops.EDGES, SHARED: ops.ONCE}
+
+
+class NativeRun:
+    """The same offers as `Run`, on memory of our own; arrays that come and go are numpy's, or MXNet's by address."""
+
+    def __init__(self, layout: Layout, plans: Sequence[ClassPlan], arrays: dict[Any, Any],
+                 fills: Sequence[tuple[int, int, Any]] = ()):
+        self.layout, self.plans, self.arrays, self.fills = layout, plans, arrays, fills
+        self.launched = 0
+        self.buffers: list[Any] = []
+        self.messages: list[Any] = []
+        self._prepared = prepare(plans, layout)
+        self._addresses: list[dict[Ref, int]] = [{} for _ in plans]
+        self._held: list[Any] = []              # arrays whose addresses are in use
+        self._kept: list[Block] = []            # memory of the results
+        self._saved: list[Block] = []           # memory that backward passes read
+        self._passing: list[Block] = []         # memory of the last backward pass
+        weakref.finalize(self, _give_back, self._kept, self._saved, self._passing)
+
+    def free(self) -> None:
+        """Give back what only a backward pass needs."""
+        _give_back(self._saved, self._passing)
+
+    # ---- results -----------------------------------------------------------------------------
+
+    def numpy(self, buffer: int, start: int, stop: int) -> Any:
+        """A copy of rows of a buffer."""
+        return self.buffers[buffer][start:stop].copy()
+
+    def array(self, buffer: int, start: int, stop: int, shape: tuple[int, ...]) -> Any:
+        """A copy of rows of a buffer, as an NDArray of a shape."""
+        return _as_ndarray(self.buffers[buffer][start:stop].reshape(shape))
+
+    def take(self, buffer: int, rows: Any) -> Any:
+        """Some rows of a buffer, as an NDArray."""
+        return _as_ndarray(np.take(self.buffers[buffer], rows, axis=0))
+
+    def pulled(self, buffer: int, start: int, stop: int) -> Any:
+        """What all readers of each row sent back, added up."""
+        messages, array = self.layout.messages[buffer], self.messages[buffer]
+        out = np.empty((stop - start, *array.shape[1:]), array.dtype)
+        segment_sum(array, messages.pull.rows, messages.segments.indptr[start:stop + 1], out)
+        return out
+
+    @staticmethod
+    def total(x: Any, y: Any) -> Any:
+        """x + y, where x may be missing."""
+        return y if x is None else x + y
+
+    @staticmethod
+    def rows_of(array: Any, index: RowIndex, start: int, stop: int) -> Any:
+        """Rows index[start:stop] of an array."""
+        return np.take(array, index.rows[start:stop], axis=0)
+
+    # ---- forward -----------------------------------------------------------------------------
+
+    def forward(self) -> list[Any]:
+        """Run everything; the buffers."""
+        rows = [max(n, 1) for n in self.layout.buffer_rows]
+        self.buffers = self._blocks(self._kept, rows, self._buffer_specs())
+        for buffer, row, array in self.fills:
+            _fill(self.buffers[buffer], row, array)
+        self._own(backward=False)
+        self._draw(range(0, 3))
+        self._execute([p.lowered.forward for p in self._prepared], self.layout.order)
+        return self.buffers
+
+    def _buffer_specs(self) -> list[Spec]:
+        """The shape and dtype of a row of each buffer."""
+        if self.layout.row_specs is not None:
+            return self.layout.row_specs
+        found: dict[int, Spec] = {}
+        for plan, part in zip(self.plans, self.layout.classes):
+            found.update({place.buffer: plan.specs[v] for v, place in zip(plan.outputs, part.writes)})
+        return [found[k] for k in range(len(self.layout.buffer_rows))]
+
+    def _draw(self, phases: range) -> None:
+        for c, prepared in enumerate(self._prepared):
+            for v, a, phase in prepared.lowered.draws:
+                if phase in phases and self.layout.classes[c].whole.num_rows:
+                    out = self._view(c, v)
+                    out[...] = mx.nd.random.uniform(a["low"], a["high"], out.shape, dtype=out.dtype.name,
+                                                    ctx=mx.cpu()).asnumpy()
+
+    # ---- backward ----------------------------------------------------------------------------
+
+    def backward(self, output_grads: Sequence[Any], wanted: Iterable[Any],
+                 heads: Sequence[tuple[int, int, Any]] = (), targets: dict[Any, Target] | None = None,
+                 sparse: Iterable[Any] = ()) -> dict[Any, Any]:
+        """Gradients of the wanted sources, as `Run.backward` gives them.
+
+        Parameters
+        ----------
+        output_grads, wanted, heads : see `Run.backward`
+        targets : source -> Target
+            Memory that takes a gradient; its entry in the result is WRITTEN.
+        sparse : sources whose gradient is given as a list of (row numbers, rows), still to be added up
+        """
+        for array in self.arrays.values():
+            if isinstance(array, mx.nd.NDArray):
+                array.wait_to_read()
+        _give_back(self._passing)
+        forward, held = [dict(known) for known in self._addresses], len(self._held)
+        self._output_grads = output_grads
+        self._wanted, self._targets, self._sparse = set(wanted), targets or {}, set(sparse)
+        self.messages = self._blocks(self._passing, [m.num_rows for m in self.layout.messages], self._buffer_specs())
+        for array in self.messages:
+            array[0] = 0
+        for k, row, array in heads:
+            _fill(self.messages[k], row, array)
+        self._grads: dict[Any, Any] = {s: self._pull_buffer(s) for s in self._wanted
+                                       if isinstance(s, Pull) and self._having(s)}
+        self._own(backward=True)
+        self._draw(range(3, 6))
+        self._execute([p.lowered.backward for p in self._prepared], self.layout.order[::-1])
+        self._add_values()
+        self._addresses = forward
+        del self._held[held:]
+        return self._grads
+
+    def _having(self, source: Any) -> list[ClassPlan]:
+        return [plan for plan, part in zip(self.plans, self.layout.classes)
+                if source in plan.grads and part.whole.num_rows]
+
+    def _pull_buffer(self, source: Any) -> Any:
+        """A row per vertex for the gradient of a pulled input; zeros where a class has none."""
+        plan = self._having(source)[0]
+        spec = plan.specs[plan.grads[source][0]]
+        return np.zeros((sum(p.whole.num_rows for p in self.layout.classes), *spec.shape), spec.dtype)
+
+    def _add_values(self) -> None:
+        """Gradients of shared sources that are no plain sums."""
+        for c, (prepared, part) in enumerate(zip(self._prepared, self.layout.classes)):
+            for source, values in prepared.lowered.grad_values.items() if part.whole.num_rows else ():
+                name = part.names.get(source, source)
+                for root, shape in values if name in self._wanted else ():
+                    self._add_to(name, self._view(c, root).reshape(shape))
+
+    def _add_to(self, name: Any, value: Any) -> None:
+        target = self._targets.get(name)
+        if name in self._sparse:
+            self._grads.setdefault(name, []).append((np.arange(len(value)), value.copy()))
+        elif target is not None:
+            memory = view_of(target.array).reshape(value.shape)
+            memory[...] = memory + value if target.add or name in self._grads else value
+            self._grads[name] = WRITTEN
+        else:
+            self._grads[name] = self.total(self._grads.get(name), value.copy())
+
+    # ---- tables ------------------------------------------------------------------------------
+
+    def _execute(self, phases: Sequence[Any], order: Sequence[tuple[int, int]]) -> None:
+        """Eager parts of all classes, the launches in order, lazy parts of all classes."""
+        table = Table()
+        busy = [c for c, part in enumerate(self.layout.classes) if part.whole.num_rows]
+        in_order = [c for c in dict.fromkeys(c for c, _ in order)]
+        for phase, classes in ((0, busy), (1, in_order), (2, busy)):
+            spans = {}
+            for c in classes:
+                spans[c] = [self._emit(c, stage, table) for stage in phases[c][phase]]
+                if phase != 1:
+                    frames = np.array([self.layout.classes[c].whole], np.int64)
+                    table.launch(frames, [s for s in spans[c] if s[0] < s[1]], self._bounds(c))
+            if phase == 1:
+                table.launch_in_order(order, {c: (np.array(self.layout.classes[c].launches, np.int64).reshape(-1, 4),
+                                                  [s for s in spans[c] if s[0] < s[1]], self._bounds(c))
+                                              for c in in_order})
+        self.launched += table.run()
+        for name, domain, c, index, index_dtype, values, width, count, dtype in table.sparse:
+            frame = self.layout.classes[c].whole
+            rows = (frame.num_edges if domain == CHILD else frame.num_rows) * count
+            self._grads.setdefault(name, []).append(
+                (_array_at(index, (rows,), index_dtype).copy(), _array_at(values, (rows, width), dtype).copy()))
+
+    def _bounds(self, c: int) -> int:
+        return self._address(c, ("bounds", None)) if self.layout.classes[c].edges is not None else 0
+
+    def _emit(self, c: int, stage: Sequence[Any], table: Table) -> tuple[int, int]:
+        """Add the operations of a stage; their numbers."""
+        first = len(table.ops)
+        for op in stage:
+            domain = _DOMAINS[op.domain]
+            if isinstance(op, KernelOp):
+                address, cost = self._prepared[c].kernels[id(op)]
+                table.kernel(address, [self._address(c, ref) for ref in op.slots], domain, cost)
+            elif isinstance(op, ProductOp):
+                ldw = op.k if op.transposed else op.n
+                table.ops.append(ops.product_op(
+                    self._address(c, op.a), op.k, self._address(c, op.w), ldw, self._address(c, op.c), op.n, op.n, op.k,
+                    transposed=op.transposed, dtype=op.dtype, m=op.rows, domain=domain, a_local=op.a_local,
+                    c_local=op.c_local))
+            else:
+                self._emit_sum(c, op, domain, table)
+        return first, len(table.ops)
+
+    def _emit_sum(self, c: int, op: Any, domain: int, table: Table) -> None:
+        kind, source = op.target
+        accumulate = False
+        if kind == "grad":
+            name = self.layout.classes[c].names.get(source, source)
+            if name not in self._wanted:
+                return
+            if name in self._sparse:
+                table.sparse.append((name, op.domain, c, self._address(c, op.index), op.index_dtype,
+                                     self._address(c, op.values), op.width, op.count, op.dtype))
+                return
+            target, accumulate = self._grad_memory(c, name, source)
+        else:
+            target = self._address(c, op.target)
+        if isinstance(op, SumProductOp):
+            table.ops.append(ops.sum_product_op(
+                self._address(c, op.a), op.n, self._address(c, op.b), op.k, target, op.k, op.n, op.k, dtype=op.dtype,
+                m=op.rows, domain=domain, accumulate=accumulate))
+        elif isinstance(op, ColumnSumOp):
+            table.ops.append(ops.column_sum_op(self._address(c, op.a), op.n, target, op.n, dtype=op.dtype,
+                                               domain=domain, accumulate=accumulate))
+        else:
+            assert isinstance(op, ScatterOp)
+            if not accumulate:
+                _array_at(target, (op.size * op.width,), op.dtype)[:] = 0
+            table.ops.append(ops.scatter_add_op(
+                self._address(c, op.index), op.index_dtype, self._address(c, op.values), op.width, target, op.width,
+                op.width, dtype=op.dtype, m=op.count, domain=domain))
+
+    def _grad_memory(self, c: int, name: Any, source: Any) -> tuple[int, bool]:
+        """Where the gradient of a shared source goes, and whether it is added to what is there."""
+        target = self._targets.get(name)
+        if target is not None:
+            accumulate = target.add or name in self._grads
+            self._grads[name] = WRITTEN
+            return data_address(target.array, to_write=True), accumulate
+        accumulate = name in self._grads
+        if not accumulate:
+            spec = self.plans[c].specs[self.plans[c].grads[source][0]]
+            self._grads[name] = np.empty(spec.shape, spec.dtype)
+        return address_of(self._grads[name]), accumulate
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    @staticmethod
+    def _blocks(held: list[Block], rows: Sequence[int], specs: Sequence[Spec]) -> list[Any]:
+        """Arrays of so many rows each, in one block."""
+        offsets = [0]
+        for n, spec in zip(rows, specs):
+            offsets.append(offsets[-1] + _aligned(n * size_of(spec) * np.dtype(spec.dtype).itemsize))
+        held.append(ARENA.take(offsets[-1]))
+        return [held[-1].array((n, *spec.shape), spec.dtype, offset) for n, spec, offset in zip(rows, specs, offsets)]
+
+    def _own(self, backward: bool) -> None:
+        """Memory of the classes for one direction, in one block."""
+        wanted, size = [], 0
+        for c, (prepared, part) in enumerate(zip(self._prepared, self.layout.classes)):
+            rows = {(ROW, False): part.whole.num_rows, (CHILD, False): part.whole.num_edges, (SHARED, False): 1,
+                    (ROW, True): max((f.num_rows for f in part.launches), default=0),
+                    (CHILD, True): max((f.num_edges for f in part.launches), default=0)}
+            for v, owned in prepared.lowered.owned.items() if part.whole.num_rows else ():
+                if owned.backward == backward:
+                    wanted.append((c, v, size))
+                    count = rows[owned.spec.kind, owned.local] * size_of(owned.spec)
+                    size += _aligned(count * np.dtype(owned.spec.dtype).itemsize)
+        held = self._passing if backward else self._saved
+        held.append(ARENA.take(size))
+        for c, v, offset in wanted:
+            self._addresses[c]["value", v] = held[-1].address + offset
+
+    def _view(self, c: int, v: int) -> Any:
+        """The memory of a value of a class, as an array."""
+        part, spec = self.layout.classes[c].whole, self.plans[c].specs[v]
+        rows = 1 if spec.kind == SHARED else part.num_edges if spec.kind == CHILD else part.num_rows
+        return _array_at(self._address(c, ("value", v)), (rows, *spec.shape), spec.dtype)
+
+    def _address(self, c: int, ref: Ref | None) -> int:
+        if ref is None:
+            return 0
+        known = self._addresses[c]
+        if ref not in known:
+            known[ref] = getattr(self, "_at_" + ref[0])(self.layout.classes[c], ref[1])
+        return known[ref]
+
+    def _hold(self, array: Any) -> int:
+        """The address of an array, which is kept alive."""
+        self._held.append(array)
+        return address_of(array) if isinstance(array, np.ndarray) else data_address(array)
+
+    # Each kind of memory that operations name.
+
+    def _at_output(self, part: ClassLayout, k: int) -> int:
+        return _row_address(self.buffers[part.writes[k].buffer], part.writes[k].base)
+
+    def _at_shared(self, part: ClassLayout, source: Any) -> int:
+        return self._hold(self.arrays[part.names.get(source, source)])
+
+    def _at_zeros(self, part: ClassLayout, spec: Spec) -> int:
+        return self._hold(np.zeros(spec.shape, spec.dtype))
+
+    def _at_buffer(self, part: ClassLayout, source: Any) -> int:
+        return address_of(self.buffers[part.reads[source].buffer])
+
+    def _at_rows(self, part: ClassLayout, source: Any) -> int:
+        return self._hold(part.reads[source].rows.rows)
+
+    def _at_bounds(self, part: ClassLayout, _: Any) -> int:
+        assert part.edges is not None
+        return self._hold(part.edges.indptr)
+
+    def _at_edge_row(self, part: ClassLayout, _: Any) -> int:
+        assert part.edges is not None
+        return self._hold(part.edges.row)
+
+    def _at_external(self, part: ClassLayout, source: Any) -> int:
+        return self._hold(self.arrays[source] if isinstance(source, Pull) else self._output_grads[source.index])
+
+    def _at_external_rows(self, part: ClassLayout, _: Any) -> int:
+        return self._hold(part.external.rows)
+
+    def _at_messages(self, part: ClassLayout, state: int) -> int:
+        return address_of(self.messages[part.writes[state].buffer])
+
+    def _at_pull(self, part: ClassLayout, state: int) -> int:
+        return self._hold(self.layout.messages[part.writes[state].buffer].pull.rows)
+
+    def _at_pull_bounds(self, part: ClassLayout, state: int) -> int:
+        place = part.writes[state]
+        return self._hold(self.layout.messages[place.buffer].segments.indptr) + 8 * place.base
+
+    def _at_send(self, part: ClassLayout, source: Any) -> int:
+        return _row_address(self.messages[part.sends[source].buffer], part.sends[source].base)
+
+    def _at_pull_grad(self, part: ClassLayout, source: Any) -> int:
+        first = sum(p.whole.num_rows for p in self.layout.classes[:self.layout.classes.index(part)])
+        if source not in self._grads:           # nobody asked for it
+            return _row_address(self._held[-1], first) if self._hold(self._pull_buffer(source)) else 0
+        return _row_address(self._grads[source], first)
+
+
+def _give_back(*lists: list[Block]) -> None:
+    for blocks in lists:
+        while blocks:
+            ARENA.give_back(blocks.pop())
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // 64) * 64
+
+
+def _row_address(array: Any, row: int) -> int:
+    return address_of(array) + row * array.strides[0]
+
+
+def _array_at(address: int, shape: tuple[int, ...], dtype: str) -> Any:
+    """Memory of a block that somebody holds, as an array."""
+    count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    return np.frombuffer((ctypes.c_char * count).from_address(address), dtype).reshape(shape)
+
+
+def _as_ndarray(values: Any) -> Any:
+    return mx.nd.array(values, ctx=mx.cpu(), dtype=values.dtype)
+
+
+def _fill(array: Any, row: int, values: Any) -> None:
+    """Write rows from `row` on; None: one row of zeros."""
+    if values is None:
+        array[row] = 0
+    else:
+        values = view_of(values) if isinstance(values, mx.nd.NDArray) else values
+        array[row:row + len(values)] = values.reshape(-1, *array.shape[1:])

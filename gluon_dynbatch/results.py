@@ -1,0 +1,274 @@
+"""What a flush leaves behind: values for whoever asks, and gradients for whoever calls backward.
+
+A backward pass that begins at results nobody has turned into arrays yet runs at once, without the tape: gradients go
+straight into the memory of the parameters, and on over the tape only where an operand was computed on it. A result
+that becomes an array does so together with all others of its flush: they are the outputs of one node on the tape.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cavs_core import UNTOUCHED, LazyArray, RunError, TapeBridge, become_array, on_tape
+from cavs_core.mxnet_compat import autograd, mx
+
+from .analyzer import Grouping, Recording, Scan, reached
+from .fastpath import FIRST
+from .gradients import as_arrays_like, is_sparse, target_of, write_gradient
+from .values import SPECS, WIDTHS
+
+__all__ = ["Flushed", "LeafName", "Heads"]
+
+NDArray = mx.nd.NDArray
+
+
+class LeafName:
+    """The name of a leaf inside one run; the classes' own sources for it differ."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int):
+        self.number = number
+
+
+class Heads:
+    """The values that somebody holds and through which a gradient may flow, buffer after buffer.
+
+    Each has a stretch of messages, behind all those of readers in its buffer.
+    """
+
+    def __init__(self, r: Recording, s: Scan, g: Grouping, specs: Sequence[int]):
+        held = r.heads[s.active[s.maker[r.heads]]] if len(r.heads) else r.heads
+        self.values = held[np.argsort(g.value_buffers[held], kind="stable")] if len(held) else held
+        self.buffers = g.value_buffers[self.values]
+        self.widths = np.array([WIDTHS[specs[v]] for v in self.values.tolist()], np.int64)
+        self.starts = g.value_rows[self.values]
+        ends = np.cumsum(self.widths)
+        first = np.searchsorted(self.buffers, self.buffers)
+        self.offsets = ends - self.widths - (ends - self.widths)[first] if len(held) else ends    # inside the buffer
+
+    def of(self, buffer: int) -> Any:
+        return np.flatnonzero(self.buffers == buffer)
+
+    def rows(self, buffer: int) -> Any:
+        """The buffer's rows that the heads in it occupy, head after head."""
+        mine = self.of(buffer)
+        return _stretches(self.starts[mine], self.widths[mine])
+
+    def messages(self, buffer: int, row_shape: tuple[int, ...], dtype: Any, heads: Any, grads: Sequence[Any]) -> Any:
+        """Gradients of some of the heads (None: ones) as messages of a buffer; zeros for the others."""
+        mine = self.of(buffer)
+        part = np.zeros((int(self.widths[mine].sum()), *row_shape), dtype)
+        chosen = np.flatnonzero(self.buffers[heads] == buffer)
+        if all(grads[k] is None for k in chosen):
+            np.add.at(part, _stretches(self.offsets[heads[chosen]], self.widths[heads[chosen]]), 1)
+        else:
+            for k in chosen:
+                start = int(self.offsets[heads[k]])
+                stretch = part[start:start + int(self.widths[heads[k]])]
+                stretch += 1 if grads[k] is None else grads[k].reshape(stretch.shape)
+        return part
+
+
+def _stretches(starts: Any, widths: Any) -> Any:
+    """starts[0], starts[0] + 1, .. (widths[0] of them), starts[1], .."""
+    ends = np.cumsum(widths)
+    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - widths), widths)
+
+
+class Flushed:
+    """The results of a flush, while somebody may ask for them.
+
+    Parameters
+    ----------
+    run : the run, whose forward pass is done
+    calls : what was recorded
+    tables, s, g : what was recorded, and what the analyzer found
+    plans : a ClassPlan per class
+    leaf_names : leaf -> its name in the run, for those that all calls of a class share
+    heads : Heads
+
+    Values are numbered as their tokens are, from FIRST on.
+    """
+
+    def __init__(self, run: Any, calls: Any, tables: Any, s: Scan, g: Grouping, plans: Sequence[Any],
+                 leaf_names: dict[int, LeafName], heads: Heads):
+        self.run, self.calls, self.r, self.s, self.g = run, calls, tables.recording, s, g
+        self.plans, self.leaf_names, self.heads = plans, leaf_names, heads
+        self.specs, self.leaves = tables.value_specs, tables.leaves
+        self.only_names_rows = self.r.per_class(lambda c: c.alias >= 0, bool)[self.r.call_class[s.maker]]
+        self.taped: dict[int, Any] | None = None    # value -> NDArray on the tape, once they are there
+        self.bases: dict[int, Any] = {}             # value -> NDArray whose views share its memory
+        self.freed = False
+
+    # ---- values ------------------------------------------------------------------------------
+
+    def row(self, value: int) -> Any:
+        """A value, by its number, as an NDArray."""
+        start, spec = int(self.g.value_rows[value]), self.specs[value]
+        return self.run.array(int(self.g.value_buffers[value]), start, start + WIDTHS[spec], SPECS[spec].shape)
+
+    def numpy(self, value: int) -> Any:
+        """A value as a numpy array; None if it shares memory with others, so that it must become an NDArray."""
+        if self.taped or value in self.bases or value in self.calls.views or value in self.calls.viewed:
+            return None
+        start, spec = int(self.g.value_rows[value]), self.specs[value]
+        rows = self.run.numpy(int(self.g.value_buffers[value]), start, start + WIDTHS[spec])
+        return rows.reshape(SPECS[spec].shape)
+
+    def array_of(self, value: int) -> Any:
+        if self.taped is None:
+            self.taped = self._put_on_tape()
+        if value in self.taped:
+            return self.taped[value]
+        if value in self.calls.views:          # shares memory with its base, as in MXNet
+            base, make = self.calls.views[value]
+            with autograd.pause(train_mode=autograd.is_training()):
+                return make(self.base_of(base))
+        row = self.row(value)
+        return row.copy() if self.only_names_rows[value] else row      # an operator's result has memory of its own
+
+    def base_of(self, value: int) -> Any:
+        if value not in self.bases:
+            self.bases[value] = self.array_of(value)
+        return self.bases[value]
+
+    def materialise(self, array: LazyArray) -> Any:
+        """Let a LazyArray become an NDArray; its handle."""
+        value = array.token - FIRST
+        if value in self.bases:                # somebody has a view of it: another handle on the same memory
+            made = self.bases[value].reshape(self.bases[value].shape)
+        else:
+            made = self.array_of(value)
+            if value in self.calls.viewed:
+                self.bases[value] = made
+                made = made.reshape(made.shape)
+        if self.taped:
+            self.taped.pop(value, None)
+        return become_array(array, made)
+
+    # ---- backward ----------------------------------------------------------------------------
+
+    def backward(self, values: Any, head_grads: Sequence[Any], retain_graph: bool,
+                 over_tape: Callable[[list[Any], list[Any], bool], None]) -> bool:
+        """A pass that begins at results of this flush alone; False if it must go over the tape.
+
+        Parameters
+        ----------
+        values : int64 array
+        head_grads : a numpy array for each, or None for ones
+        retain_graph : whether another pass may follow
+        over_tape : called with arrays that are on the tape, their gradients, and whether the tape must stay
+        """
+        if not self.s.active[self.s.maker[values]].all():
+            return False
+        # The results may be the losses of many samples, each with a pass of its own: all of them end what is kept.
+        last = not retain_graph and len(np.unique(values)) == len(self.heads.values)
+        leaves, params = self._wanted(reached(self.r, self.s, values))
+        # (An array that an operator on the tape has read looks like one on the tape from afar.)
+        leaves = [k for k in leaves if self.leaves.data[k].grad is not None or on_tape(self.leaves.data[k])]
+        params = [p for p in params if p.parameter.grad_req != "null"]
+        order = np.argsort(self.heads.values)
+        begun = order[np.searchsorted(self.heads.values[order], values)]
+        targets = {} if leaves else {p: target_of(self.run.arrays[p], p.parameter) for p in params
+                                     if not is_sparse(p.parameter)}
+        grads = self._gradients(begun, head_grads, leaves, params, targets)
+        if leaves:
+            for p in params:
+                self.run.arrays[p]._fresh_grad = False      # to see which ones the pass over the tape reaches
+            arrays = [self.leaves.data[k] for k in leaves]
+            over_tape(arrays, as_arrays_like(grads[:len(leaves)], arrays), not last)
+        for p, grad in zip(params, grads[len(leaves):]):
+            data = self.run.arrays[p]
+            write_gradient(data, p.parameter, grad, add=bool(leaves) and data._fresh_grad)
+            data._fresh_grad = True
+        if last:
+            self.free()
+        return True
+
+    def free(self) -> None:
+        """Forget what only another backward pass would need."""
+        self.freed = True
+        self.run.free()
+
+    def _wanted(self, found: tuple[Any, Any]) -> tuple[list[int], list[Any]]:
+        """The leaves and parameters that ask for a gradient, among those that were reached."""
+        reached_leaves, reached_classes = found
+        params = dict.fromkeys(source for c, plan in enumerate(self.plans) if reached_classes[c]
+                               for source in plan.grads if hasattr(source, "parameter"))
+        return np.flatnonzero(self.r.leaf_wanted & reached_leaves).tolist(), list(params)
+
+    def _gradients(self, begun: Any, head_grads: Sequence[Any], leaves: Sequence[int], params: Sequence[Any],
+                   targets: dict[Any, Any]) -> list[Any]:
+        """Gradients of leaves and parameters, where the pass begins at the heads of numbers `begun`."""
+        if self.freed:
+            raise RunError("backward through a batch whose memory was freed by an earlier backward; "
+                           "pass retain_graph=True to the earlier one")
+        run, stats = self.run, self.calls.recorder.scope.stats
+        start, before = time.perf_counter(), run.launched
+        messages = []
+        for b in np.unique(self.heads.buffers).tolist():
+            buffer = run.buffers[b]
+            rows = self.heads.messages(b, tuple(buffer.shape[1:]), buffer.dtype, begun, head_grads)
+            messages.append((b, run.layout.messages[b].num_rows - len(rows), rows))
+        asked = [self.leaf_names[k] for k in leaves if k in self.leaf_names] + list(params)
+        grads = run.backward([], asked, messages, targets, [p for p in params if is_sparse(p.parameter)])
+        found = [self._leaf_grad(grads, k) for k in leaves] + [grads.get(p) for p in params]
+        stats.backward_ops += run.launched - before
+        stats.backward_ms += (time.perf_counter() - start) * 1e3
+        return found
+
+    def _leaf_grad(self, grads: dict[Any, Any], leaf: int) -> Any:
+        """The gradient of a leaf: as a shared operand, and as a row that somebody read."""
+        shared = grads.get(self.leaf_names[leaf]) if leaf in self.leaf_names else None
+        row = int(self.g.leaf_rows[leaf])
+        if row < 0:
+            return shared
+        pulled = self.run.pulled(int(self.r.leaf_buffers[leaf]), row, row + int(self.r.leaf_widths[leaf]))
+        return self.run.total(shared if shared is None else shared.reshape(pulled.shape), pulled)
+
+    # ---- the tape ----------------------------------------------------------------------------
+
+    def _put_on_tape(self) -> dict[int, Any]:
+        """One node: inputs are leaves and parameters that want a gradient, outputs the values that somebody holds."""
+        heads = self.heads
+        if not len(heads.values):
+            return {}
+        # what no head depends on is no input: MXNet would not touch its gradient
+        leaves, params = self._wanted(reached(self.r, self.s, heads.values))
+        dense = [p for p in params if not is_sparse(p.parameter)]
+        sparse = [p for p in params if is_sparse(p.parameter)]
+        inputs = [self.leaves.data[k] for k in leaves] + [self.run.arrays[p] for p in dense]
+        outputs = []
+        for b in np.unique(heads.buffers).tolist():
+            stacked = self.run.take(b, heads.rows(b))
+            for k in heads.of(b).tolist():
+                start = int(heads.offsets[k])
+                shape = SPECS[self.specs[int(heads.values[k])]].shape
+                outputs.append(stacked._slice(start, start + int(heads.widths[k])).reshape(shape))
+
+        def backward(output_grads: list[Any], wanted: list[bool], begun: list[bool]) -> list[Any]:
+            everywhere = np.arange(len(heads.values))
+            asked = [k for k, want in zip(leaves, wanted) if want]
+            asked_params = [p for p, want in zip(dense, wanted[len(leaves):]) if want] + sparse
+            made = dict(zip([*asked, *asked_params], self._gradients(
+                everywhere, [g.asnumpy() for g in output_grads], asked, asked_params, {})))
+            touched = None if all(begun) else self._wanted(
+                reached(self.r, self.s, heads.values[np.array(begun)]))
+            for p in sparse:                    # no input of the node: MXNet takes no such gradient from us
+                if touched is None or p in touched[1]:
+                    write_gradient(self.run.arrays[p], p.parameter, made[p], add=False)
+                    self.run.arrays[p]._fresh_grad = True
+            names = [*leaves, *dense]
+            grads = as_arrays_like([made.get(n) for n in names], inputs)
+            if touched is None:
+                return grads
+            kept = {*touched[0], *touched[1]}
+            return [g if n in kept else UNTOUCHED for n, g in zip(names, grads)]
+
+        TapeBridge(inputs, outputs, backward, self.free)
+        return {int(v): out for v, out in zip(heads.values, outputs)}

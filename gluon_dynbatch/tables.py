@@ -1,0 +1,142 @@
+"""The log of a flush becomes tables: calls, operands, leaves and heads as the analyzer reads them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from cavs_core import RunError, needs_gradient, offsets_of
+from cavs_core.mxnet_compat import mx
+
+from .analyzer import ClassInfo, Recording
+from .fastpath import FIRST
+from .values import BUFFERS, WIDTHS, as_array
+
+__all__ = ["Leaves", "Tables", "read_calls"]
+
+NDArray = mx.nd.NDArray
+#: the reference count of an object that only a list holds, as `map` sees it
+_HELD_ONCE = next(map(sys.getrefcount, [object()]))
+
+
+class Leaves:
+    """What recorded calls take from outside: first arrays and other data, then the numbers that stood in the log."""
+
+    def __init__(self, data: list[Any], numbers: Any, specs: Any):
+        self.data, self.numbers, self.specs = data, numbers, specs
+
+    def array(self, leaf: int, context: Any = None) -> Any:
+        """A leaf as an NDArray."""
+        known = len(self.data)
+        return as_array(self.data[leaf] if leaf < known else int(self.numbers[leaf - known]), context)
+
+
+class Tables:
+    """What was recorded, as arrays.
+
+    Attributes
+    ----------
+    recording : what the analyzer reads
+    buffers : process-wide number of each buffer
+    value_specs : int64 array, spec number of each value
+    leaves : Leaves
+    """
+
+    def __init__(self, recording: Recording, buffers: list[int], value_specs: Any, leaves: Leaves):
+        self.recording, self.buffers, self.value_specs, self.leaves = recording, buffers, value_specs, leaves
+
+
+def read_calls(calls: Any) -> Tables:
+    """Take the calls that are in the log by now; what only recording needs is dropped."""
+    log = np.fromiter(calls.log, np.int64, len(calls.log))
+    calls.log.clear()
+    # From here on a token is held by `made`, and by its array if that still lives.
+    counts = np.fromiter(map(sys.getrefcount, calls.made), np.int64, len(calls.made))
+    entries, num_data = calls.entries, len(calls.leaves)
+    call_entry, operands, numbers, value_specs = _read(
+        log, *_joined([e.numbers for e in entries]), *_joined([[o.spec for o in e.owners] for e in entries]), FIRST,
+        num_data)
+    calls.num_taken = len(value_specs)
+    if len(counts) != calls.num_taken and threading.get_ident() == calls.recorder.thread:
+        # (On another thread it only means that one more call is being recorded right now.)
+        raise RunError("an exception (a signal's, a timeout's) interrupted the recording of a call and was caught "
+                       "inside the batching scope; let it leave the scope.")
+    heads = np.flatnonzero(counts[:calls.num_taken] > _HELD_ONCE)
+
+    buffers: dict[int, int] = {}
+    classes = [_class_info(cls, buffers) for cls in calls.classes]
+    leaf_specs, place = np.unique(_array(calls.leaf_spec), return_inverse=True)
+    if len(numbers):                            # they have one spec, behind the others
+        leaf_specs = np.append(leaf_specs, calls.recorder.number_spec)
+        place = np.concatenate([place, np.full(len(numbers), len(leaf_specs) - 1)])
+    leaf_wanted = np.zeros(len(place), bool)
+    if any(c.recorded for c in classes):
+        leaf_wanted[:num_data] = [isinstance(x, NDArray) and needs_gradient(x) for x in calls.leaves]
+    recording = Recording(
+        classes, _array([e.cls.number for e in entries])[call_entry], _array([e.rows for e in entries])[call_entry],
+        operands, _array([_buffer_of(s, buffers) for s in leaf_specs.tolist()])[place],
+        _array([WIDTHS[s] for s in leaf_specs.tolist()])[place], leaf_wanted, heads)
+    calls.forget()
+    return Tables(recording, list(buffers), value_specs, Leaves(calls.leaves, numbers, leaf_specs[place]))
+
+
+def _class_info(cls: Any, buffers: dict[int, int]) -> ClassInfo:
+    signature = cls.signature
+    outputs = signature.output_specs()
+    return ClassInfo(
+        tuple(WIDTHS[s] for s in signature.operand_specs), signature.split, tuple(WIDTHS[s] for s in outputs),
+        tuple(_buffer_of(s, buffers) for s in outputs), signature.alias, cls.recorded,
+        cls.recorded and any(p.parameter.grad_req != "null" for p in signature.params))
+
+
+def _buffer_of(spec: int, buffers: dict[int, int]) -> int:
+    return buffers.setdefault(BUFFERS[spec], len(buffers))
+
+
+def _array(values: Sequence[int]) -> Any:
+    return np.array(values, np.int64)
+
+
+def _joined(parts: Sequence[Sequence[int]]) -> tuple[Any, Any]:
+    """Parts one behind the other, and where each begins."""
+    return _array([x for part in parts for x in part]), offsets_of(_array([len(part) for part in parts]))
+
+
+@njit(cache=True, nogil=True)
+def _read(log, is_number, operand_offsets, output_specs, output_offsets, first, num_data):
+    """Go through the log once to count, and once more to read it."""
+    num_calls = num_numbers = num_values = at = 0
+    while at < len(log):
+        entry = log[at]
+        num_calls += 1
+        num_values += output_offsets[entry + 1] - output_offsets[entry]
+        for k in range(operand_offsets[entry], operand_offsets[entry + 1]):
+            num_numbers += is_number[k]
+        at += 1 + operand_offsets[entry + 1] - operand_offsets[entry]
+    call_entry = np.empty(num_calls, np.int64)
+    operands = np.empty(len(log) - num_calls, np.int64)
+    numbers = np.empty(num_numbers, np.int64)
+    value_specs = np.empty(num_values, np.int64)
+    at = value = operand = number = 0
+    for i in range(num_calls):
+        entry = call_entry[i] = log[at]
+        at += 1
+        for k in range(operand_offsets[entry], operand_offsets[entry + 1]):
+            x = log[at]
+            if is_number[k]:
+                numbers[number] = x
+                operands[operand] = -1 - num_data - number
+                number += 1
+            else:
+                operands[operand] = x - first if x >= 0 else x
+            operand += 1
+            at += 1
+        for k in range(output_offsets[entry], output_offsets[entry + 1]):
+            value_specs[value] = output_specs[k]
+            value += 1
+    return call_entry, operands, numbers, value_specs

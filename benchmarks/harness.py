@@ -24,6 +24,7 @@ LOSS_TOLERANCE = 1e-4           # relative, float32
 MOVE_TOLERANCE = 1e-3           # of an update, relative to its length
 PAUSE = 0.15                    # seconds between turns: threads of BLAS and OpenMP spin on after their work is done
 
+WARM_UP = (0, 1, 0, 1, 0)       # mini-batches: some systems compile after a few runs
 PATIENCE = 900                  # seconds that an answer may take; then the process is ended
 
 
@@ -235,7 +236,7 @@ class _Run:
     def _share(self, name: str) -> tuple[int, int]:
         """How many steps a turn, and how many turns, a system gets: by its speed on a warm-up step."""
         if not SYSTEMS[name].slow:                  # those have been warm since the check
-            spent = self._turn(name, (0, 1, 0), timed=False)
+            spent = self._turn(name, WARM_UP, timed=False)
             self.seconds[name] = spent[-1] / 1e3 if spent else 1.0
         seconds = max(self.seconds[name], 1e-6)
         steps = min(self.plan.turn_steps, max(1, int(self.plan.turn_seconds / seconds)))

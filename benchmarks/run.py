@@ -43,17 +43,20 @@ def all_jobs(names: Sequence[str], systems: list[str] | None, quick: bool, data:
 def run_jobs(jobs: list[Job], plan: Plan, json_path: Path, plots: Path | None = None) -> int:
     """Run, print and store the jobs; the exit code."""
     facts, entries = machine.facts(), []
+    tables_path = json_path.with_suffix(".md")
+    footer = (f"{facts['cpu']}, {facts['cores']} cores (load {facts['load_average'][0]:.1f} before the run), "
+              f"commit {facts['commit']}, {facts['date']}")
     for number, job in enumerate(jobs, 1):
         print(f"{number} of {len(jobs)}: {job.workload} {job.options}", file=sys.stderr)
         entries.append(report.entry_of(job, run(job, plan)))
         print(report.table(entries[-1]), flush=True)
-        report.write_json(json_path, entries, facts)
+        report.write_json(json_path, entries, facts)            # after every job: a run that is stopped is not lost
+        tables_path.write_text("\n".join([*map(report.table, entries), footer]) + "\n", encoding="utf-8")
         if plots is not None:
             report.plot(entries[-1], plots / f"{_file_name(job)}.png")
-    print(f"{facts['cpu']}, {facts['cores']} cores (load {facts['load_average'][0]:.1f} before the run), "
-          f"commit {facts['commit']}, {facts['date']}\nwritten: {json_path}")
-    wrong = [f"{entry['workload']}: {facts['absent']}" for entry in entries for facts in entry["systems"].values()
-             if facts.get("mismatch")]
+    print(f"{footer}\nwritten: {json_path} and {tables_path.name}")
+    wrong = [f"{entry['workload']}: {system['absent']}" for entry in entries for system in entry["systems"].values()
+             if system.get("mismatch")]
     for text in wrong:
         print(f"ERROR: {text}", file=sys.stderr)
     return 1 if wrong else 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .backends.choose import BACKENDS, make_run, runs_natively
+from .backends.choose import BACKENDS, make_run, note_seconds, runs_natively
 from .errors import RunError
 from .graph import InputGraph
 from .layout import Place, RowIndex, lay_out_graphs
@@ -121,7 +121,7 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
         sample. numpy arrays are taken too.
     backend : "auto", "native" or "mxnet"
         What runs the launches: "native" on the CPU (generated kernels and BLAS), "mxnet" anywhere. "auto" takes the
-        native one on the CPU, from the third run of a cell on: compiling its kernels takes seconds.
+        native one on the CPU, once the cell has run for as long as compiling its kernels takes.
 
     Returns
     -------
@@ -168,6 +168,8 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
                   for place, v in zip(layout.classes[0].writes[vertex.num_states:], vertex.pushed)]
     stats.forward_ops = execution.launched
     stats.forward_ms = (time.perf_counter() - start) * 1e3
+    if not native:
+        note_seconds(planned.plans, stats.forward_ms / 1e3)
     recorded = recording and bool(planned.wanted)
     if recorded:
         _record(planned, execution, position, arrays, bound, pushed, stats)

@@ -25,7 +25,7 @@ class Config:
         What is one call. "vertex": a decorated or hybridized block. "op": every operator. "auto" is "vertex".
     backend : "auto", "native" or "mxnet"
         What runs the launches: "native" on the CPU (generated kernels and BLAS), "mxnet" anywhere. "auto" takes the
-        native one on the CPU, from the third flush of a model on: compiling its kernels takes seconds.
+        native one on the CPU, once a model has run for as long as compiling its kernels takes.
     check : bool
         Run every call once more by itself and raise BatchingMismatchError at the first that differs. Slow.
     max_pending : int, optional

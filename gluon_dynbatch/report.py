@@ -49,8 +49,10 @@ class Launch:
 class FlushReport:
     """One flush: why it happened and what it launched. The edges are worked out when somebody asks."""
 
-    def __init__(self, reason: str, calls: Any, recording: Any, scanned: Any, grouping: Any, kinds: list[list[str]]):
-        self.reason = reason
+    def __init__(self, reason: str, calls: Any, recording: Any, scanned: Any, grouping: Any, kinds: list[list[str]],
+                 backend: str = "mxnet", kernels: Any = None):
+        self.reason, self.backend = reason, backend
+        self._kernels = kernels             # () -> [(title, sources)]
         words = {"S": "shared", "L": "leaf", "G": "value"}
         self.launches = []
         for c, k in grouping.order:
@@ -60,6 +62,10 @@ class FlushReport:
                                         " ".join(words[kind] for kind in kinds[c])))
         self.aliases = len(recording.call_class) - sum(launch.calls for launch in self.launches)
         self._arrays = (recording, scanned, grouping)
+
+    def kernels(self) -> list[tuple[str, list[str]]]:
+        """The generated kernels: (operator or block, their sources)."""
+        return self._kernels() if self._kernels is not None else []
 
     def edges(self) -> list[tuple[int, int]]:
         """Pairs (launch, launch that reads it), as positions in `launches`."""
@@ -78,18 +84,22 @@ class FlushReport:
         return [(int(a), int(b)) for a, b in np.unique(pairs, axis=0)] if len(pairs) else []
 
 
-def explain(stats: Stats, flushes: list[FlushReport]) -> str:
-    """A readable plan: every launch, and everything that was not batched."""
+def explain(stats: Stats, flushes: list[FlushReport], kernels: bool = False) -> str:
+    """A readable plan: every launch, everything that was not batched, and on demand the generated kernels."""
     lines = [str(stats)]
     for number, flush in enumerate(flushes):
         total = sum(launch.calls for launch in flush.launches)
         lines += ["", f"flush {number} ({flush.reason}): {total} calls in {len(flush.launches)} launches, "
-                      f"{flush.aliases} that only name rows"]
+                      f"{flush.aliases} that only name rows; backend {flush.backend}"]
         lines += _table([("depth", "calls", "rows", "what", "operands", "called by")] + [
             (str(x.depth), str(x.calls), str(x.rows), x.title, x.operands, x.where) for x in flush.launches])
     lines += ["", "ran alone (not batched):" if stats.fallbacks else "nothing ran alone"]
     lines += _table([("calls", "why")] + [(str(n), reason) for reason, n in stats.fallbacks.items()]) \
         if stats.fallbacks else []
+    if kernels:
+        sources = {source: title for flush in flushes for title, part in flush.kernels() for source in part}
+        lines += ["", f"{len(sources)} generated kernels"]
+        lines += [f"\n---- {title} ----\n{source.rstrip()}" for source, title in sources.items()]
     return "\n".join(lines)
 
 

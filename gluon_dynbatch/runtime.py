@@ -15,7 +15,9 @@ from cavs_core import (
     Read,
     RowIndex,
     copy_arrays,
+    kernel_sources,
     make_run,
+    note_seconds,
     plan_messages,
     runs_natively,
 )
@@ -57,6 +59,8 @@ def run_calls(calls: Any, reason: str) -> Flushed:
         stats.leaves_ms += (time.perf_counter() - stacking) * 1e3
         run = make_run(native, layout, plans, context, arrays, fills)
         run.forward()
+    if not native:
+        note_seconds(plans, time.perf_counter() - analyzed)
     flushed = Flushed(run, calls, tables, scanned, grouping, plans, names, heads)
     if scope.config.check:
         check_calls(calls, flushed, tables, scanned)
@@ -67,7 +71,10 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     stats.record_ms += (start - calls.started) * 1e3
     stats.analyze_ms += (analyzed - start) * 1e3
     stats.execute_ms += (time.perf_counter() - analyzed) * 1e3
-    scope.flushes.append(FlushReport(reason, calls, recording, scanned, grouping, kinds))
+    titles = [cls.signature.title for cls in calls.classes]
+    scope.flushes.append(FlushReport(reason, calls, recording, scanned, grouping, kinds,
+                                     "native" if native else "mxnet",
+                                     lambda: list(zip(titles, map(kernel_sources, plans)))))
     return flushed
 
 

@@ -38,9 +38,12 @@ class Scope:
         """Run everything that was recorded so far."""
         self.recorder.calls.flush("flush() was called")
 
-    def explain(self) -> str:
-        """A readable plan: every launch with its rows, where it came from, and what was not batched and why."""
-        return explain(self.stats, self.flushes)
+    def explain(self, kernels: bool = False) -> str:
+        """A readable plan: every launch with its rows, where it came from, and what was not batched and why.
+
+        With `kernels` the source of every kernel that the native backend generated follows.
+        """
+        return explain(self.stats, self.flushes, kernels)
 
     def to_networkx(self) -> Any:
         """The launches as a networkx DiGraph."""

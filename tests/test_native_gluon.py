@@ -167,3 +167,12 @@ def test_what_has_no_native_body_is_counted_with_its_reason():
         y = [nd.tanh(v) for v in x]
     assert any("float16" in reason for reason in scope.stats.fallbacks)
     np.testing.assert_allclose(y[0].asnumpy(), np.tanh(x[0].asnumpy()), rtol=1e-2)
+
+
+def test_explain_prints_the_generated_kernels():
+    with gdb.batching(backend="native") as scope:
+        out = [nd.tanh(nd.array([[float(k), 1.0]])) for k in range(3)]
+    text = scope.explain(kernels=True)
+    assert "backend native" in text and "1 generated kernels" in text and "tanh_float32(" in text
+    assert "kernels" not in scope.explain()
+    assert len(out) == 3

@@ -12,17 +12,17 @@ from ..layout import Layout
 from ..plan import ClassPlan
 from .mxnet_ops import MXNetBackend
 
-__all__ = ["BACKENDS", "runs_natively", "make_run"]
+__all__ = ["BACKENDS", "make_run", "note_seconds", "runs_natively"]
 
 BACKENDS = ("auto", "native", "mxnet")
-_TRIALS = 2         # runs of a plan on MXNet's operators before its kernels are compiled
 
 
 def runs_natively(layout: Layout, plans: Sequence[ClassPlan], ctx: Any, backend: str) -> tuple[bool, str]:
     """Whether the native backend runs a layout, and the reason if it cannot.
 
-    "auto" compiles the kernels of a plan when it comes for the third time: a model that runs once should not wait for
-    a compiler. The environment variable DYNBATCH_BACKEND says what "auto" is.
+    "auto" compiles the kernels of a plan when it has run on MXNet's operators for as long as compiling them takes: a
+    model that runs a few times does not wait for a compiler, and one that runs on has lost little. Kernels that are
+    on disk are used at once. The environment variable DYNBATCH_BACKEND says what "auto" is.
     """
     if backend == "auto":
         backend = os.environ.get("DYNBATCH_BACKEND", "auto")
@@ -32,16 +32,20 @@ def runs_natively(layout: Layout, plans: Sequence[ClassPlan], ctx: Any, backend:
         if backend == "native":
             raise RunError(f"backend='native' runs on the CPU, but the arrays are on {ctx}; use backend='auto'")
         return False, ""
-    from .native_cpu.prepare import is_prepared, why_not
+    from .native_cpu.prepare import seconds_to_compile, why_not
 
-    busy = [plan for plan, part in zip(plans, layout.classes) if part.whole.num_rows]
-    reason = next((r for r in map(why_not, busy) if r), "")
+    busy = [(plan, part) for plan, part in zip(plans, layout.classes) if part.whole.num_rows]
+    reason = next((r for r in (why_not(plan) for plan, _ in busy) if r), "")
     if reason:
         return False, f"native backend: {reason}"
-    new = [plan for plan in busy if not is_prepared(plan)]
-    for plan in new:
-        plan.compiled["runs"] = plan.compiled.get("runs", 0) + 1
-    return backend == "native" or all(plan.compiled["runs"] > _TRIALS for plan in new), ""
+    return backend == "native" or all(
+        seconds_to_compile(plan, part) <= plan.compiled.get("seconds", 0.0) for plan, part in busy), ""
+
+
+def note_seconds(plans: Sequence[ClassPlan], seconds: float) -> None:
+    """Remember how long plans ran on MXNet's operators."""
+    for plan in plans:
+        plan.compiled["seconds"] = plan.compiled.get("seconds", 0.0) + seconds
 
 
 def make_run(native: bool, layout: Layout, plans: Sequence[ClassPlan], ctx: Any, arrays: dict[Any, Any],

@@ -5,7 +5,7 @@ import numpy as np
 import cavs_core as cavs
 from cavs_core.mxnet_compat import gluon, mx
 
-SPARSE_IN_A_VERTEX = True
+SPARSE_IN_A_VERTEX = False
 
 
 def dense(workload, name, **options):

@@ -22,8 +22,8 @@ ROW_AT = "row"              # row r at base + r * stride
 LOCAL = "local"             # row r at base + (r - first) * stride: memory of one launch, whose first row is `first`
 ONE = "one"                 # at base, the same for every row
 TAKE = "take"               # row r at base + index[r * step] * stride
-SUM = "sum"                 # part k of row r is a sum over e in bounds[r * parts + k] : bounds[r * parts + k + 1] of the
-                            # stretches at base + index[e] * stride
+SUM = "sum"                 # part k of row r: the stretches at base + index[e] * stride added up, for e from
+                            # bounds[r * parts + k] to bounds[r * parts + k + 1]
 SUM_EDGES = "sum_edges"     # the same without an index: entry e stands at base + e * stride
 MAX_EDGES = "max_edges"     # the maximum instead of the sum; no segment is empty
 

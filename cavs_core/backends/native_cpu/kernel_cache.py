@@ -23,7 +23,7 @@ from typing import Any
 import numba
 from tqdm import tqdm
 
-__all__ = ["compile_kernels", "counts", "cache_folder"]
+__all__ = ["compile_kernels", "counts", "cache_folder", "missing"]
 
 _PACKAGE = "gluon_dynbatch"
 _HELPERS = ("mathlib.py", "pointers.py")        # what kernels import
@@ -51,6 +51,12 @@ def compile_kernels(sources: Sequence[str], quiet: bool = False) -> list[int]:
             if source not in _kernels:
                 _load(source)
         return [_kernels[source].address for source in sources]
+
+
+def missing(sources: Sequence[str]) -> int:
+    """How many of these kernels would have to be compiled."""
+    with _lock:
+        return sum(source not in _kernels and not _machine_code(_path_of(source)) for source in dict.fromkeys(sources))
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

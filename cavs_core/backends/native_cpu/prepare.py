@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
-from ...layout import Layout
+from ...layout import ClassLayout, Layout
 from ...plan import ClassPlan
 from . import codegen, kernel_cache
 from .ir import KernelOp
 from .lower import lower_class
 from .values import Lowered, size_of
 
-__all__ = ["Prepared", "prepare", "is_prepared", "why_not", "size_of"]
+__all__ = ["Prepared", "kernel_sources", "prepare", "seconds_to_compile", "size_of", "why_not"]
 
 
 class Prepared:
-    """A class whose kernels are compiled."""
+    """A class that is lowered, and once it is ready, compiled."""
 
     def __init__(self, lowered: Lowered):
-        self.lowered = lowered
+        self.lowered, self.ready = lowered, False
         self.kernels: dict[int, tuple[int, int]] = {}       # id of a KernelOp -> its address, and ns a row
 
     @property
     def kernel_ops(self) -> list[KernelOp]:
         return [op for op in self._ops() if isinstance(op, KernelOp)]
 
-    @property
+    @cached_property
     def sources(self) -> list[str]:
         """The source of each kernel."""
         return [codegen.source_of(op.kernel) for op in self.kernel_ops]
+
+    @cached_property
+    def num_missing(self) -> int:
+        """How many kernels were not on disk when somebody asked first."""
+        return kernel_cache.missing(self.sources)
 
     def _ops(self) -> Iterable[Any]:
         for phase in (*self.lowered.forward, *self.lowered.backward):
@@ -52,27 +58,39 @@ def why_not(plan: ClassPlan) -> str:
 _NOT_IN_KERNELS = ("spread", "child_sum", "child_max", "stack_rows", "sum_rows", "uniform_like")
 
 
-def is_prepared(plan: ClassPlan) -> bool:
-    return "native" in plan.compiled
+def kernel_sources(plan: ClassPlan) -> list[str]:
+    """The source of each kernel of a class; empty if it never ran natively."""
+    prepared = plan.compiled.get("native")
+    return prepared.sources if prepared is not None and prepared.ready else []
+
+
+def seconds_to_compile(plan: ClassPlan, part: ClassLayout) -> float:
+    """About how long the kernels of a class would take to compile; those on disk take no time."""
+    prepared = _lowered(plan, part)
+    return 0.0 if prepared.ready else _SECONDS_A_KERNEL * prepared.num_missing
 
 
 def prepare(plans: Sequence[ClassPlan], layout: Layout) -> list[Prepared]:
     """Lower and compile the classes that are not ready yet; one without rows has nothing to run."""
-    new = []
-    for plan, part in zip(plans, layout.classes):
-        if "native" not in plan.compiled and part.whole.num_rows:
-            plan.compiled["native"] = Prepared(lower_class(plan, part))
-            new.append(plan.compiled["native"])
+    found = [_lowered(plan, part) if part.whole.num_rows else _IDLE for plan, part in zip(plans, layout.classes)]
+    new = [prepared for prepared in dict.fromkeys(found) if not prepared.ready]
     kernels = [op for prepared in new for op in prepared.kernel_ops]
-    if kernels:
-        addresses = kernel_cache.compile_kernels([codegen.source_of(op.kernel) for op in kernels])
-        found = dict(zip(map(id, kernels), addresses))
-        for prepared in new:
-            prepared.kernels = {id(op): (found[id(op)], _cost(op)) for op in prepared.kernel_ops}
-    return [plan.compiled["native"] if part.whole.num_rows else _IDLE for plan, part in zip(plans, layout.classes)]
+    addresses = kernel_cache.compile_kernels([source for prepared in new for source in prepared.sources])
+    compiled = dict(zip(map(id, kernels), addresses))
+    for prepared in new:
+        prepared.kernels = {id(op): (compiled[id(op)], _cost(op)) for op in prepared.kernel_ops}
+        prepared.ready = True
+    return found
+
+
+def _lowered(plan: ClassPlan, part: ClassLayout) -> Prepared:
+    if "native" not in plan.compiled:
+        plan.compiled["native"] = Prepared(lower_class(plan, part))
+    return plan.compiled["native"]
 
 
 _IDLE = Prepared(Lowered([[], [], []], [[], [], []], {}, []))
+_SECONDS_A_KERNEL = 0.4
 
 
 def _cost(op: KernelOp) -> int:

@@ -18,7 +18,7 @@ from . import ops
 from .ir import ColumnSumOp, KernelOp, ProductOp, Ref, ScatterOp, SumProductOp
 from .memory import ARENA, Block, address_of, data_address, view_of
 from .prepare import prepare, size_of
-from .row_sums import segment_sum
+from .products import segment_sum
 from .table import Table
 
 __all__ = ["NativeRun"]

@@ -1,6 +1,7 @@
 """Generated kernels: every op against its numpy body, every way to read operands, and what is fused."""
 
 import ctypes
+import time
 
 import numpy as np
 import pytest
@@ -17,13 +18,19 @@ TOLERANCE = {"float32": dict(rtol=1e-4, atol=1e-5), "float64": dict(rtol=1e-10, 
 
 # ---- running kernels on numpy arrays ---------------------------------------------------------------------------------
 
-def run(kernel, operands, outputs, rows=ROWS, first=0, start=0):
-    """Call a kernel for rows start:start + rows. `operands`: for each input (array, index, bounds)."""
+def prepared(kernel, operands, outputs):
+    """A function of (first, start, stop). `operands`: for each input (array, index, bounds)."""
     address, = kernel_cache.compile_kernels([codegen.source_of(kernel)], quiet=True)
     words = [0 if a is None else a.ctypes.data for operand in [*operands, *((y, None, None) for y in outputs)]
              for a in operand]
     table = np.array(words, np.int64)
-    ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(address)(table.ctypes.data, first, start, start + rows)
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(address)
+    return lambda first, start, stop: function(table.ctypes.data, first, start, stop)
+
+
+def run(kernel, operands, outputs, rows=ROWS, first=0, start=0):
+    """Call a kernel for rows start:start + rows."""
+    prepared(kernel, operands, outputs)(first, start, start + rows)
 
 
 def access(spec, how=ROW_AT, **more):
@@ -458,3 +465,21 @@ def test_the_same_value_twice():
     both = b.emit("Concat", y, y, dim=1)
     b.program.outputs = [x, y, y, b.reshape(y, (6,)), total, total, both, both, b.emit("_copy", both)]
     case.check()
+
+
+def test_kernels_are_vectorised():
+    """One by one, a sigmoid costs 30 times as much as a copied number or more; in vectors, 6 times."""
+    rows = 400
+
+    def shortest(op):
+        spec = Spec((300,), "float32")
+        x, out = np.full((rows, 300), 0.5, "float32"), np.zeros((rows, 300), "float32")
+        call = prepared(copying(spec, ROW_AT, op=op), [(x, None, None)], [out])
+        times = []
+        for _ in range(60):
+            start = time.perf_counter()
+            call(0, 0, rows)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert shortest("sigmoid") < 15 * shortest(None)

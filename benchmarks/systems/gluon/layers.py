@@ -5,7 +5,7 @@ import numpy as np
 import cavs_core as cavs
 from cavs_core.mxnet_compat import gluon, mx
 
-SPARSE_IN_A_VERTEX = False
+SPARSE_IN_A_VERTEX = True
 
 
 def dense(workload, name, **options):

@@ -25,6 +25,7 @@ VARIANTS: dict[str, list[dict[str, int]]] = {          # besides the defaults
     "treelstm-sst": [{"batch": 1}, {"batch": 16}, {"batch": 256}, {"hidden": 50}, {"hidden": 512}],
     "treefc": [{"hidden": 64}, {"hidden": 128}, {"hidden": 512}],
 }
+QUIET = 0.5                                            # load average before the run
 WITH_INFERENCE = WITH_LOOPS = ("treelstm-sst", "treelstm-sick")     # loops: in a quick run only here
 
 
@@ -44,8 +45,9 @@ def run_jobs(jobs: list[Job], plan: Plan, json_path: Path, plots: Path | None = 
     """Run, print and store the jobs; the exit code."""
     facts, entries = machine.facts(), []
     tables_path = json_path.with_suffix(".md")
-    footer = (f"{facts['cpu']}, {facts['cores']} cores (load {facts['load_average'][0]:.1f} before the run), "
-              f"commit {facts['commit']}, {facts['date']}")
+    load = facts["load_average"][0]
+    footer = (f"{facts['cpu']}, {facts['cores']} cores, commit {facts['commit']}, {facts['date']}; load before the run "
+              f"{load:.1f}{': THE MACHINE WAS NOT QUIET, do not trust the ratios' if load > QUIET else ''}")
     for number, job in enumerate(jobs, 1):
         print(f"{number} of {len(jobs)}: {job.workload} {job.options}", file=sys.stderr)
         entries.append(report.entry_of(job, run(job, plan)))

@@ -219,6 +219,9 @@ _originals = {}
 def listening(listener):
     """Show the operator calls of this thread to `listener` (None: to nobody)."""
     global _installed
+    if listener is None and _local.listener is None:
+        yield None                      # nobody listens as it is
+        return
     with _lock:
         if _installed == 0:
             _install()

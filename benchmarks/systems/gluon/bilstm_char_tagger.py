@@ -6,7 +6,7 @@ import cavs_core as cavs
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import gluon, mx
 
-from .layers import SPARSE_IN_A_VERTEX, ChainFunction, dense, embedding, lstm_cell
+from .layers import ChainFunction, dense, embedding, lstm_cell
 
 nd = mx.nd
 
@@ -98,10 +98,10 @@ class VertexTagger(gluon.Block):
 
     def __init__(self, workload):
         super().__init__(prefix="")
-        self.char_embed = embedding(workload, "char_embed", sparse=SPARSE_IN_A_VERTEX)
+        self.char_embed = embedding(workload, "char_embed")
         self.char_left, self.char_right = (CharVertex(self.char_embed, lstm_cell(workload, f"chars_{side}"))
                                            for side in ("l0", "r0"))
-        self.word = WordVertex(embedding(workload, sparse=SPARSE_IN_A_VERTEX))
+        self.word = WordVertex(embedding(workload))
         self.word_right, self.tag = gdb.vertex(lstm_cell(workload, "words_r0")), TagVertex(workload)
         self.char_zeros, self.word_zeros = (nd.zeros((1, workload.options[name])) for name in ("chars", "hidden"))
         self.no_loss = nd.zeros((1,))

@@ -7,7 +7,7 @@ import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import gluon, mx
 
 from ...workloads.graphconv import SCALE
-from .layers import SPARSE_IN_A_VERTEX, dense, embedding, rows_or_zeros
+from .layers import dense, embedding, rows_or_zeros
 
 nd = mx.nd
 
@@ -66,7 +66,7 @@ class VertexGraphConv(GraphConv):
 
     def __init__(self, workload):
         super().__init__(workload)
-        self.embed = gdb.vertex(embedding(workload, sparse=SPARSE_IN_A_VERTEX))
+        self.embed = gdb.vertex(embedding(workload))
         gdb.vertex(self.cell)
         gdb.vertex(self.head)
 

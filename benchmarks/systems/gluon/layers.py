@@ -5,8 +5,6 @@ import numpy as np
 import cavs_core as cavs
 from cavs_core.mxnet_compat import gluon, mx
 
-SPARSE_IN_A_VERTEX = True
-
 
 def dense(workload, name, **options):
     """The layer with the parameters `name`_weight and, if there is one, `name`_bias."""
@@ -15,9 +13,9 @@ def dense(workload, name, **options):
                           **options)
 
 
-def embedding(workload, name="embed", sparse=True):
-    """The table `name`_weight; its gradient is row_sparse unless `sparse` is False."""
-    return gluon.nn.Embedding(*workload.params[f"{name}_weight"].shape, sparse_grad=sparse, prefix=f"{name}_")
+def embedding(workload, name="embed"):
+    """The table `name`_weight, with a row_sparse gradient: a step does not touch the words that it does not read."""
+    return gluon.nn.Embedding(*workload.params[f"{name}_weight"].shape, sparse_grad=True, prefix=f"{name}_")
 
 
 def lstm_cell(workload, name):

@@ -6,7 +6,7 @@ import cavs_core as cavs
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import gluon, mx
 
-from .layers import SPARSE_IN_A_VERTEX, dense, embedding
+from .layers import dense, embedding
 
 nd = mx.nd
 
@@ -59,7 +59,7 @@ class VertexTreeFC(TreeFC):
 
     def __init__(self, workload):
         super().__init__(workload)
-        self.embed = gdb.vertex(embedding(workload, sparse=SPARSE_IN_A_VERTEX))
+        self.embed = gdb.vertex(embedding(workload))
         gdb.vertex(self.node)
         gdb.vertex(self.head)
 

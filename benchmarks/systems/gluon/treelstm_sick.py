@@ -6,7 +6,7 @@ import cavs_core as cavs
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import gluon, mx
 
-from .layers import SPARSE_IN_A_VERTEX, dense, embedding
+from .layers import dense, embedding
 
 nd = mx.nd
 
@@ -83,7 +83,7 @@ class VertexTreeLSTM(gluon.Block):
 
     def __init__(self, workload):
         super().__init__(prefix="")
-        self.at_word = WordVertex(embedding(workload, sparse=SPARSE_IN_A_VERTEX), ChildSumCell(workload))
+        self.at_word = WordVertex(embedding(workload), ChildSumCell(workload))
         self.similarity = gdb.vertex(Similarity(workload))
 
     def prepare(self, pair):

@@ -6,7 +6,7 @@ import cavs_core as cavs
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import gluon, mx
 
-from .layers import SPARSE_IN_A_VERTEX, dense, embedding, rows_or_zeros
+from .layers import dense, embedding, rows_or_zeros
 
 nd = mx.nd
 
@@ -36,9 +36,9 @@ class NodeCell(gluon.HybridBlock):
 class TreeLSTM(gluon.Block):
     """Plain Gluon: one tree at a time; words are looked up, and losses are made, once for all nodes of the tree."""
 
-    def __init__(self, workload, sparse=True):
+    def __init__(self, workload):
         super().__init__(prefix="")
-        self.embed = embedding(workload, sparse=sparse)
+        self.embed = embedding(workload)
         self.leaf, self.node = LeafCell(workload), NodeCell(workload)
         self.out = dense(workload, "out")
         self.cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -93,7 +93,7 @@ class VertexTreeLSTM(TreeLSTM):
     """The same cells, marked; a word or a label is a number, and the loss of a tree grows on the way to its root."""
 
     def __init__(self, workload):
-        super().__init__(workload, sparse=SPARSE_IN_A_VERTEX)
+        super().__init__(workload)
         self.at_leaf, self.at_node = LeafVertex(self), NodeVertex(self)
 
     def prepare(self, tree):

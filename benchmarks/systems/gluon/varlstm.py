@@ -6,7 +6,7 @@ import cavs_core as cavs
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import gluon, mx
 
-from .layers import SPARSE_IN_A_VERTEX, ChainFunction, dense, embedding, lstm_cell
+from .layers import ChainFunction, dense, embedding, lstm_cell
 
 nd = mx.nd
 
@@ -41,7 +41,7 @@ class StepVertex(gluon.HybridBlock):
 
     def __init__(self, workload):
         super().__init__(prefix="")
-        self.embed, self.cell = embedding(workload, sparse=SPARSE_IN_A_VERTEX), lstm_cell(workload, "lstm_l0")
+        self.embed, self.cell = embedding(workload), lstm_cell(workload, "lstm_l0")
         self.out, self.cross_entropy = dense(workload, "out"), gluon.loss.SoftmaxCrossEntropyLoss()
 
     def hybrid_forward(self, F, word, following, h, c, loss):

@@ -9,9 +9,9 @@ def linear(workload, name):
     return nn.utils.skip_init(nn.Linear, inputs, outputs, bias=f"{name}_bias" in workload.params)
 
 
-def embedding(workload, name="embed", sparse=True):
-    """The table `name`_weight; its gradient is sparse unless `sparse` is False."""
-    return nn.utils.skip_init(nn.Embedding, *workload.params[f"{name}_weight"].shape, sparse=sparse)
+def embedding(workload, name="embed"):
+    """The table `name`_weight, with a sparse gradient."""
+    return nn.utils.skip_init(nn.Embedding, *workload.params[f"{name}_weight"].shape, sparse=True)
 
 
 def lstm(workload, name, bidirectional=False):

@@ -168,8 +168,7 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
                   for place, v in zip(layout.classes[0].writes[vertex.num_states:], vertex.pushed)]
     stats.forward_ops = execution.launched
     stats.forward_ms = (time.perf_counter() - start) * 1e3
-    if not native:
-        note_seconds(planned.plans, stats.forward_ms / 1e3)
+    note_seconds(planned.plans, stats.forward_ms / 1e3)
     recorded = recording and bool(planned.wanted)
     if recorded:
         _record(planned, execution, position, arrays, bound, pushed, stats)

@@ -37,13 +37,17 @@ class CallClass:
 
 
 class Owner:
-    """What owns the LazyArrays of one spec in one flush: arrays with one owner look the same to a signature."""
+    """What owns the LazyArrays of one spec in one flush: arrays with one owner look the same to a signature.
 
-    __slots__ = ("calls", "spec")
+    The array of a parameter has an owner of its own (`parameter` is its id, else 0): calls with another weight are calls
+    of another class, so that every class has one weight, and one product for all its rows.
+    """
+
+    __slots__ = ("calls", "spec", "parameter")
     has_values = True
 
-    def __init__(self, calls: Calls, spec: int):
-        self.calls, self.spec = calls, spec
+    def __init__(self, calls: Calls, spec: int, parameter: int = 0):
+        self.calls, self.spec, self.parameter = calls, spec, parameter
 
     @property
     def settled(self) -> bool:
@@ -211,6 +215,8 @@ class Calls:
         if not isinstance(array, NDArray) or self.recorder.why_apart(array):
             return NO_ARRAY
         known = self.leaf_of[id(array)] = self._leaf(array, array_spec(array))
+        if id(array) in self.recorder.parameters:
+            known.owner = Owner(self, known.owner.spec, id(array))
         return known
 
     def index(self, array: Any) -> LazyArray:
@@ -263,15 +269,15 @@ class Calls:
     # ---- entries -----------------------------------------------------------------------------
 
     def new_entry(self, signature: Signature, recorded: bool, rows: int = 1, where: str = "", identity: Any = None,
-                  numbers: tuple[bool, ...] = ()) -> Entry:
-        cls = self.by_signature.get((signature, recorded))
+                  numbers: tuple[bool, ...] = (), parameters: tuple[int, ...] = ()) -> Entry:
+        cls = self.by_signature.get((signature, recorded, parameters))
         if cls is None:
             cls = CallClass(len(self.classes), signature, recorded, where, identity)
             if self.classes and self.classes[0].signature.context != signature.context:
                 # A flush runs on one device. After it, the caller records the call anew.
                 self.flush("a call on another device was recorded")
                 return Entry(-1, cls, rows, (), (), lambda operands: RETRY)
-            self.by_signature[signature, recorded] = cls
+            self.by_signature[signature, recorded, parameters] = cls
             self.classes.append(cls)
         number, num_operands = len(self.entries), len(signature.operand_specs)
         owners = tuple(map(self.owner, signature.output_specs(rows)))

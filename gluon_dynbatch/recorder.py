@@ -37,6 +37,7 @@ class Recorder(Listener):
         self._sparse_grads: dict[int, Any] = {}     # arrays of parameters whose gradient is row_sparse
         self._updated: dict[int, Any] = {}          # arrays that backward passes write
         self._refused: dict[Any, str] = {}      # vertex key -> why it has no program
+        self.parameters: dict[int, Any] = {}        # arrays of parameters
         self._where: list[str] = []
         self.calls = Calls(self)
         self._choose_short_ways()
@@ -117,6 +118,7 @@ class Recorder(Listener):
         return f"operator {name}: an operand {next(filter(None, map(self.why_apart, arrays)))}"
 
     def on_parameter(self, parameter, array):
+        self.parameters[id(array)] = array
         if parameter._grad_stype != "default":
             self._sparse_grads[id(array)] = array
         return array
@@ -136,11 +138,12 @@ class Recorder(Listener):
     def _operator_entry(self, calls: Calls, name: str, attrs: dict[str, Any], operands: list[Any]) -> Entry | None:
         """What an operator call is, or None if it must run alone."""
         specs = tuple([x.owner.spec for x in operands])
+        parameters = tuple([x.owner.parameter for x in operands])
         try:
-            key = (name, tuple(attrs.items()), specs, self.recording, self.training)
+            key = (name, tuple(attrs.items()), specs, parameters, self.recording, self.training)
             entry = calls.by_key.get(key)
         except TypeError:                       # an attribute that is a list
-            key = (name, str(attrs), specs, self.recording, self.training)
+            key = (name, str(attrs), specs, parameters, self.recording, self.training)
             entry = calls.by_key.get(key)
         if entry is not None:
             return entry
@@ -158,7 +161,7 @@ class Recorder(Listener):
             _signatures[exact] = signature
         rows = SPECS[specs[0]].shape[0] if signature.ragged else 1
         where = self._where[-1] if self._where else ""
-        entry = calls.by_key[key] = calls.new_entry(signature, self.recording, rows, where)
+        entry = calls.by_key[key] = calls.new_entry(signature, self.recording, rows, where, parameters=parameters)
         return entry
 
     def _on_write(self, name, arrays, attrs, out, call):

@@ -59,8 +59,7 @@ def run_calls(calls: Any, reason: str) -> Flushed:
         stats.leaves_ms += (time.perf_counter() - stacking) * 1e3
         run = make_run(native, layout, plans, context, arrays, fills)
         run.forward()
-    if not native:
-        note_seconds(plans, time.perf_counter() - analyzed)
+    note_seconds(plans, time.perf_counter() - analyzed)
     flushed = Flushed(run, calls, tables, scanned, grouping, plans, names, heads)
     if scope.config.check:
         check_calls(calls, flushed, tables, scanned)

@@ -193,3 +193,18 @@ def test_backward_inside_the_scope():
             y = x * x * x
         y.backward()
         assert x.grad.asscalar() == 12
+
+
+def test_layers_of_one_shape_keep_their_weights_apart():
+    """Stacking two weights, one for each row, would cost far more than a launch for each layer."""
+    layers = [gluon.nn.Dense(3, in_units=3) for _ in range(2)]
+    for layer in layers:
+        layer.initialize()
+    xs = [nd.array([[float(k), 1.0, 2.0]]) for k in range(5)]
+    with gdb.batching() as scope:
+        out = [layer(x) for x in xs for layer in layers]
+    assert scope.stats.launches == 2
+    assert all("shared" in launch.operands for launch in scope.flushes[0].launches)
+    want = [layer(x) for x in xs for layer in layers]
+    for x, y in zip(out, want):
+        np.testing.assert_allclose(x.asnumpy(), y.asnumpy(), rtol=1e-5)

@@ -20,9 +20,9 @@ BACKENDS = ("auto", "native", "mxnet")
 def runs_natively(layout: Layout, plans: Sequence[ClassPlan], ctx: Any, backend: str) -> tuple[bool, str]:
     """Whether the native backend runs a layout, and the reason if it cannot.
 
-    "auto" compiles the kernels of a plan when it has run on MXNet's operators for as long as compiling them takes: a
-    model that runs a few times does not wait for a compiler, and one that runs on has lost little. Kernels that are
-    on disk are used at once. The environment variable DYNBATCH_BACKEND says what "auto" is.
+    "auto" compiles missing kernels when one of the plans has run for as long as compiling them takes: a model that runs
+    a few times does not wait for a compiler, and one that runs on has lost little. Kernels that are on disk are used at
+    once. The environment variable DYNBATCH_BACKEND says what "auto" is.
     """
     if backend == "auto":
         backend = os.environ.get("DYNBATCH_BACKEND", "auto")
@@ -38,12 +38,14 @@ def runs_natively(layout: Layout, plans: Sequence[ClassPlan], ctx: Any, backend:
     reason = next((r for r in (why_not(plan) for plan, _ in busy) if r), "")
     if reason:
         return False, f"native backend: {reason}"
-    return backend == "native" or all(
-        seconds_to_compile(plan, part) <= plan.compiled.get("seconds", 0.0) for plan, part in busy), ""
+    if backend == "native":
+        return True, ""
+    spent = max((plan.compiled.get("seconds", 0.0) for plan, _ in busy), default=0.0)
+    return sum(seconds_to_compile(plan, part) for plan, part in busy) <= spent, ""
 
 
 def note_seconds(plans: Sequence[ClassPlan], seconds: float) -> None:
-    """Remember how long plans ran on MXNet's operators."""
+    """Remember how long plans ran."""
     for plan in plans:
         plan.compiled["seconds"] = plan.compiled.get("seconds", 0.0) + seconds
 

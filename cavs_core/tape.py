@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -115,6 +117,21 @@ class TapeBridge:
         with _lock:
             _nodes.pop(id(self), None)
         return 1
+
+
+def _before_fork() -> None:
+    """Let nodes that are about to die do so.
+
+    MXNet stops its threads before a fork, which holds the GIL. A thread that is deleting a node calls `_on_delete`,
+    which needs the GIL: both would wait for ever.
+    """
+    if _nodes:
+        mx.nd.waitall()
+        time.sleep(0.01)        # what remains is the end of a callback: microseconds
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)
 
 
 def _same_memory(x: Any, y: Any) -> bool:

@@ -39,8 +39,8 @@ class CallClass:
 class Owner:
     """What owns the LazyArrays of one spec in one flush: arrays with one owner look the same to a signature.
 
-    The array of a parameter has an owner of its own (`parameter` is its id, else 0): calls with another weight are calls
-    of another class, so that every class has one weight, and one product for all its rows.
+    The array of a parameter has an owner of its own (`parameter` is its id, else 0): calls with another weight are
+    calls of another class, so that every class has one weight, and one product for all its rows.
     """
 
     __slots__ = ("calls", "spec", "parameter")

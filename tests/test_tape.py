@@ -1,6 +1,9 @@
 """A run on MXNet's tape: every request, every way to ask for gradients, errors, and no waiting for ever."""
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -390,3 +393,32 @@ def test_plain_mxnet_is_untouched_while_no_run_is_alive():
         y = (x * x).sum()
     y.backward()
     np.testing.assert_array_equal(x.grad.asnumpy(), [2, 2, 2])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_fork_right_after_backward_never_hangs():
+    """A node that dies on a thread of MXNet's needs the GIL, which a fork holds while it waits for that thread."""
+    program = """
+import os
+from cavs_core.mxnet_compat import autograd, mx
+from cavs_core.tape import TapeBridge
+
+def step():
+    x = mx.nd.ones((2,))
+    x.attach_grad()
+    with autograd.record():
+        y = mx.nd.ones((2,))
+    TapeBridge([x], [y], lambda grads, wanted, begun: grads, lambda: None)
+    with autograd.record():
+        total = y.sum()
+    total.backward()
+
+for _ in range(20):
+    step()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100, env={**os.environ, "PYTHONPATH": root})

@@ -70,4 +70,5 @@ def _row_sparse(parts: Sequence[tuple[Any, Any]], like: Any) -> Any:
         start += count
     if not len(kept):
         return mx.nd.sparse.zeros("row_sparse", like.shape, ctx=like.context, dtype=like.dtype)
-    return mx.nd.sparse.row_sparse_array((rows, kept), shape=like.shape, ctx=like.context, dtype=like.dtype)
+    made = mx.nd.from_numpy(rows), mx.nd.from_numpy(kept)       # nobody else has them
+    return mx.nd.sparse.row_sparse_array(made, shape=like.shape, ctx=like.context, dtype=like.dtype)

@@ -11,6 +11,7 @@ from ...plan import ClassPlan
 from . import codegen, kernel_cache
 from .ir import KernelOp
 from .lower import lower_class
+from .stages import OwnMemory, Refs, Stage
 from .values import Lowered, size_of
 
 __all__ = ["Prepared", "kernel_sources", "prepare", "seconds_to_compile", "size_of", "why_not"]
@@ -21,7 +22,15 @@ class Prepared:
 
     def __init__(self, lowered: Lowered):
         self.lowered, self.ready = lowered, False
-        self.kernels: dict[int, tuple[int, int]] = {}       # id of a KernelOp -> its address, and ns a row
+        self.refs = Refs()
+        self.stages: list[list[list[Stage]]] = [[[], [], []], [[], [], []]]     # forward and backward: phase, stage
+        self.memory = [OwnMemory(lowered.owned, backward, self.refs) for backward in (False, True)]
+
+    def finish(self, kernels: dict[int, tuple[int, int]]) -> None:
+        """Take the kernels: id of a KernelOp -> its address, and ns a row."""
+        self.stages = [[[Stage(stage, kernels, self.refs) for stage in phase] for phase in phases]
+                       for phases in (self.lowered.forward, self.lowered.backward)]
+        self.ready = True
 
     @property
     def kernel_ops(self) -> list[KernelOp]:
@@ -78,8 +87,7 @@ def prepare(plans: Sequence[ClassPlan], layout: Layout) -> list[Prepared]:
     addresses = kernel_cache.compile_kernels([source for prepared in new for source in prepared.sources])
     compiled = dict(zip(map(id, kernels), addresses))
     for prepared in new:
-        prepared.kernels = {id(op): (compiled[id(op)], _cost(op)) for op in prepared.kernel_ops}
-        prepared.ready = True
+        prepared.finish({id(op): (compiled[id(op)], _cost(op)) for op in prepared.kernel_ops})
     return found
 
 

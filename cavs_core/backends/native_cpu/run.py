@@ -12,18 +12,18 @@ import numpy as np
 from ...layout import ClassLayout, Layout, RowIndex
 from ...mxnet_compat import mx
 from ...plan import ClassPlan
-from ...program import CHILD, ROW, SHARED, Pull, Spec
+from ...program import CHILD, SHARED, Pull, Spec
 from ..targets import WRITTEN, Target
 from . import ops
-from .ir import ColumnSumOp, KernelOp, ProductOp, Ref, ScatterOp, SumProductOp
+from .ir import ScatterOp
 from .memory import ARENA, Block, address_of, data_address, view_of
 from .prepare import prepare, size_of
 from .products import segment_sum
+from .stages import Stage, Sum
 from .table import Table
 
 __all__ = ["NativeRun"]
 
-_DOMAINS = {ROW: ops.ROWS, CHILD: ops.EDGES, SHARED: ops.ONCE}
 
 
 class NativeRun:
@@ -36,7 +36,8 @@ class NativeRun:
         self.buffers: list[Any] = []
         self.messages: list[Any] = []
         self._prepared = prepare(plans, layout)
-        self._addresses: list[dict[Ref, int]] = [{} for _ in plans]
+        # the address of each memory that a class names; -1: not asked for yet
+        self._addresses = [np.full(len(p.refs.list), -1, np.int64) for p in self._prepared]
         self._held: list[Any] = []              # arrays whose addresses are in use
         self._kept: list[Block] = []            # memory of the results
         self._saved: list[Block] = []           # memory that backward passes read
@@ -86,9 +87,9 @@ class NativeRun:
         self.buffers = self._blocks(self._kept, rows, self._buffer_specs())
         for buffer, row, array in self.fills:
             _fill(self.buffers[buffer], row, array)
-        self._own(backward=False)
+        self._own(0)
         self._draw(range(0, 3))
-        self._execute([p.lowered.forward for p in self._prepared], self.layout.order)
+        self._execute(0, self.layout.order)
         return self.buffers
 
     def _buffer_specs(self) -> list[Spec]:
@@ -126,7 +127,7 @@ class NativeRun:
             if isinstance(array, mx.nd.NDArray):
                 array.wait_to_read()
         _give_back(self._passing)
-        forward, held = [dict(known) for known in self._addresses], len(self._held)
+        forward, held = [known.copy() for known in self._addresses], len(self._held)
         self._output_grads = output_grads
         self._wanted, self._targets, self._sparse = set(wanted), targets or {}, set(sparse)
         self.messages = self._blocks(self._passing, [m.num_rows for m in self.layout.messages], self._buffer_specs())
@@ -136,9 +137,9 @@ class NativeRun:
             _fill(self.messages[k], row, array)
         self._grads: dict[Any, Any] = {s: self._pull_buffer(s) for s in self._wanted
                                        if isinstance(s, Pull) and self._having(s)}
-        self._own(backward=True)
+        self._own(1)
         self._draw(range(3, 6))
-        self._execute([p.lowered.backward for p in self._prepared], self.layout.order[::-1])
+        self._execute(1, self.layout.order[::-1])
         self._add_values()
         self._addresses = forward
         del self._held[held:]
@@ -175,78 +176,60 @@ class NativeRun:
 
     # ---- tables ------------------------------------------------------------------------------
 
-    def _execute(self, phases: Sequence[Any], order: Sequence[tuple[int, int]]) -> None:
+    def _execute(self, direction: int, order: Sequence[tuple[int, int]]) -> None:
         """Eager parts of all classes, the launches in order, lazy parts of all classes."""
         table = Table()
+        self._looked_up: list[Any] = []
         busy = [c for c, part in enumerate(self.layout.classes) if part.whole.num_rows]
-        in_order = [c for c in dict.fromkeys(c for c, _ in order)]
+        in_order = list(dict.fromkeys(c for c, _ in order))
         for phase, classes in ((0, busy), (1, in_order), (2, busy)):
             spans = {}
             for c in classes:
-                spans[c] = [self._emit(c, stage, table) for stage in phases[c][phase]]
-                if phase != 1:
-                    frames = np.array([self.layout.classes[c].whole], np.int64)
-                    table.launch(frames, [s for s in spans[c] if s[0] < s[1]], self._bounds(c))
+                made = [self._emit(c, stage, table) for stage in self._prepared[c].stages[direction][phase]]
+                spans[c] = [span for span in made if span[0] < span[1]]
+                if phase != 1 and spans[c]:
+                    table.launch(np.array([self.layout.classes[c].whole], np.int64), spans[c], self._bounds(c))
             if phase == 1:
                 table.launch_in_order(order, {c: (np.array(self.layout.classes[c].launches, np.int64).reshape(-1, 4),
-                                                  [s for s in spans[c] if s[0] < s[1]], self._bounds(c))
-                                              for c in in_order})
+                                                  spans[c], self._bounds(c)) for c in in_order})
         self.launched += table.run()
-        for name, domain, c, index, index_dtype, values, width, count, dtype in table.sparse:
-            frame = self.layout.classes[c].whole
-            rows = (frame.num_edges if domain == CHILD else frame.num_rows) * count
+        for name, op, rows, (index, values) in self._looked_up:
             self._grads.setdefault(name, []).append(
-                (_array_at(index, (rows,), index_dtype).copy(), _array_at(values, (rows, width), dtype).copy()))
+                (_array_at(index, (rows,), op.index_dtype), _array_at(values, (rows, op.width), op.dtype)))
 
     def _bounds(self, c: int) -> int:
-        return self._address(c, ("bounds", None)) if self.layout.classes[c].edges is not None else 0
+        edges = self.layout.classes[c].edges
+        return self._hold(edges.indptr) if edges is not None else 0
 
-    def _emit(self, c: int, stage: Sequence[Any], table: Table) -> tuple[int, int]:
+    def _emit(self, c: int, stage: Stage, table: Table) -> tuple[int, int]:
         """Add the operations of a stage; their numbers."""
-        first = len(table.ops)
-        for op in stage:
-            domain = _DOMAINS[op.domain]
-            if isinstance(op, KernelOp):
-                address, cost = self._prepared[c].kernels[id(op)]
-                table.kernel(address, [self._address(c, ref) for ref in op.slots], domain, cost)
-            elif isinstance(op, ProductOp):
-                ldw = op.k if op.transposed else op.n
-                table.ops.append(ops.product_op(
-                    self._address(c, op.a), op.k, self._address(c, op.w), ldw, self._address(c, op.c), op.n, op.n, op.k,
-                    transposed=op.transposed, dtype=op.dtype, m=op.rows, domain=domain, a_local=op.a_local,
-                    c_local=op.c_local))
-            else:
-                self._emit_sum(c, op, domain, table)
-        return first, len(table.ops)
+        first, known = table.num_ops, self._addresses[c]
+        for ref in stage.reads:
+            if known[ref] < 0:
+                known[ref] = self._find(c, ref)
+        table.add(stage.rows(known), known[stage.words], stage.tables)
+        for part in stage.sums:
+            self._emit_sum(c, part, table)
+        return first, table.num_ops
 
-    def _emit_sum(self, c: int, op: Any, domain: int, table: Table) -> None:
-        kind, source = op.target
-        accumulate = False
-        if kind == "grad":
-            name = self.layout.classes[c].names.get(source, source)
+    def _emit_sum(self, c: int, part: Sum, table: Table) -> None:
+        reads = [self._address(c, ref) for ref in part.reads]
+        if part.own:
+            target, accumulate = self._address(c, part.own), False
+        else:
+            layout, op = self.layout.classes[c], part.op
+            name = layout.names.get(part.source, part.source)
             if name not in self._wanted:
                 return
             if name in self._sparse:
-                table.sparse.append((name, op.domain, c, self._address(c, op.index), op.index_dtype,
-                                     self._address(c, op.values), op.width, op.count, op.dtype))
+                assert isinstance(op, ScatterOp)
+                rows = (layout.whole.num_edges if op.domain == CHILD else layout.whole.num_rows) * op.count
+                self._looked_up.append((name, op, rows, reads))
                 return
-            target, accumulate = self._grad_memory(c, name, source)
-        else:
-            target = self._address(c, op.target)
-        if isinstance(op, SumProductOp):
-            table.ops.append(ops.sum_product_op(
-                self._address(c, op.a), op.n, self._address(c, op.b), op.k, target, op.k, op.n, op.k, dtype=op.dtype,
-                m=op.rows, domain=domain, accumulate=accumulate))
-        elif isinstance(op, ColumnSumOp):
-            table.ops.append(ops.column_sum_op(self._address(c, op.a), op.n, target, op.n, dtype=op.dtype,
-                                               domain=domain, accumulate=accumulate))
-        else:
-            assert isinstance(op, ScatterOp)
-            if not accumulate:
-                _array_at(target, (op.size * op.width,), op.dtype)[:] = 0
-            table.ops.append(ops.scatter_add_op(
-                self._address(c, op.index), op.index_dtype, self._address(c, op.values), op.width, target, op.width,
-                op.width, dtype=op.dtype, m=op.count, domain=domain))
+            target, accumulate = self._grad_memory(c, name, part.source)
+        if isinstance(part.op, ScatterOp) and not accumulate:
+            _array_at(target, (part.op.size * part.op.width,), part.op.dtype)[:] = 0
+        table.add(ops.table([part.with_addresses(reads, target, accumulate)]))
 
     def _grad_memory(self, c: int, name: Any, source: Any) -> tuple[int, bool]:
         """Where the gradient of a shared source goes, and whether it is added to what is there."""
@@ -272,36 +255,34 @@ class NativeRun:
         held.append(ARENA.take(offsets[-1]))
         return [held[-1].array((n, *spec.shape), spec.dtype, offset) for n, spec, offset in zip(rows, specs, offsets)]
 
-    def _own(self, backward: bool) -> None:
+    def _own(self, direction: int) -> None:
         """Memory of the classes for one direction, in one block."""
-        wanted, size = [], 0
-        for c, (prepared, part) in enumerate(zip(self._prepared, self.layout.classes)):
-            rows = {(ROW, False): part.whole.num_rows, (CHILD, False): part.whole.num_edges, (SHARED, False): 1,
-                    (ROW, True): max((f.num_rows for f in part.launches), default=0),
-                    (CHILD, True): max((f.num_edges for f in part.launches), default=0)}
-            for v, owned in prepared.lowered.owned.items() if part.whole.num_rows else ():
-                if owned.backward == backward:
-                    wanted.append((c, v, size))
-                    count = rows[owned.spec.kind, owned.local] * size_of(owned.spec)
-                    size += _aligned(count * np.dtype(owned.spec.dtype).itemsize)
-        held = self._passing if backward else self._saved
-        held.append(ARENA.take(size))
-        for c, v, offset in wanted:
-            self._addresses[c]["value", v] = held[-1].address + offset
+        memory = [prepared.memory[direction] for prepared in self._prepared]
+        sizes = [m.sizes(part) if part.whole.num_rows else np.zeros(0, np.int64)
+                 for m, part in zip(memory, self.layout.classes)]
+        (self._passing if direction else self._saved).append(ARENA.take(int(sum(s.sum() for s in sizes))))
+        address = (self._passing if direction else self._saved)[-1].address
+        for known, m, s in zip(self._addresses, memory, sizes):
+            if len(s):
+                known[m.numbers] = address + np.cumsum(s) - s
+                address += int(s.sum())
 
     def _view(self, c: int, v: int) -> Any:
         """The memory of a value of a class, as an array."""
         part, spec = self.layout.classes[c].whole, self.plans[c].specs[v]
         rows = 1 if spec.kind == SHARED else part.num_edges if spec.kind == CHILD else part.num_rows
-        return _array_at(self._address(c, ("value", v)), (rows, *spec.shape), spec.dtype)
+        number = self._prepared[c].refs.number(("value", v))
+        return _array_at(int(self._addresses[c][number]), (rows, *spec.shape), spec.dtype)
 
-    def _address(self, c: int, ref: Ref | None) -> int:
-        if ref is None:
-            return 0
+    def _address(self, c: int, ref: int) -> int:
         known = self._addresses[c]
-        if ref not in known:
-            known[ref] = getattr(self, "_at_" + ref[0])(self.layout.classes[c], ref[1])
-        return known[ref]
+        if known[ref] < 0:
+            known[ref] = self._find(c, ref)
+        return int(known[ref])
+
+    def _find(self, c: int, number: int) -> int:
+        ref = self._prepared[c].refs.list[number]
+        return 0 if ref is None else getattr(self, "_at_" + ref[0])(self.layout.classes[c], ref[1])
 
     def _hold(self, array: Any) -> int:
         """The address of an array, which is kept alive."""

@@ -18,16 +18,21 @@ class Table:
     """Operations, and the launches that run them."""
 
     def __init__(self) -> None:
-        self.ops: list[list[int]] = []
-        self.sparse: list[Any] = []
+        self.num_ops = 0
+        self._ops: list[Any] = []
+        self._words: list[Any] = []             # of all kernels' own tables
+        self._num_words = 0
+        self._kernels: list[Any] = []           # (op, its first word)
         self._launches: list[Any] = []
-        self._words: list[int] = []             # of all kernels' own tables
-        self._kernels: list[tuple[int, int]] = []       # op, its first word
 
-    def kernel(self, address: int, words: Sequence[int], domain: int, cost: int) -> None:
-        self._kernels.append((len(self.ops), len(self._words)))
-        self._words += words
-        self.ops.append(ops.kernel_op(address, 0, domain, cost))
+    def add(self, rows: Any, words: Any = (), kernels: Any = ()) -> None:
+        """Append operations; those of `kernels` (row, first word) get the address of their words."""
+        if len(kernels):
+            self._kernels.append(kernels + np.array([self.num_ops, self._num_words]))
+            self._words.append(words)
+            self._num_words += len(words)
+        self._ops.append(rows)
+        self.num_ops += len(rows)
 
     def launch(self, frames: Any, spans: Sequence[tuple[int, int]], bounds: int) -> None:
         """Every frame with every span of operations."""
@@ -59,11 +64,10 @@ class Table:
         """Hand the table to the workers; the number of operations that they start."""
         if not self._launches:
             return 0
-        launches = np.concatenate(self._launches)
-        words = np.array(self._words, np.int64)
-        table = ops.table(self.ops)
+        launches, table = np.concatenate(self._launches), np.concatenate(self._ops)
+        words = np.concatenate([*self._words, np.zeros(0, np.int64)])
         if self._kernels:
-            number, first = np.array(self._kernels, np.int64).T
+            number, first = np.concatenate(self._kernels).T
             table[number, ops.A] = address_of(words) + 8 * first
         WORKERS.execute(launches, table)
         return int((launches[:, ops.OP_END] - launches[:, ops.OP_BEGIN]).sum())

@@ -1,0 +1,111 @@
+"""Stages as rows of the op table: everything but the addresses, which are put in at every run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...program import CHILD, ROW, SHARED
+from . import ops
+from .ir import ColumnSumOp, KernelOp, Op, ProductOp, Ref, ScatterOp, SumOp, SumProductOp
+from .values import Owned, size_of
+
+__all__ = ["OwnMemory", "Refs", "Stage", "Sum"]
+
+_DOMAINS = {ROW: ops.ROWS, CHILD: ops.EDGES, SHARED: ops.ONCE}
+
+
+class Refs:
+    """The memory that the operations of a class name, numbered; 0 is none at all."""
+
+    def __init__(self) -> None:
+        self.list: list[Ref | None] = [None]
+        self._numbers: dict[Ref | None, int] = {None: 0}
+
+    def number(self, ref: Ref | None) -> int:
+        if ref not in self._numbers:
+            self._numbers[ref] = len(self.list)
+            self.list.append(ref)
+        return self._numbers[ref]
+
+
+class OwnMemory:
+    """The values of a class that have memory of their own, for one direction."""
+
+    _KINDS = {(ROW, False): 0, (CHILD, False): 1, (SHARED, False): 2, (ROW, True): 3, (CHILD, True): 4}
+
+    def __init__(self, owned: dict[int, Owned], backward: bool, refs: Refs):
+        mine = {v: o for v, o in owned.items() if o.backward == backward}
+        self.numbers = [refs.number(("value", v)) for v in mine]
+        self._kinds = np.array([self._KINDS[o.spec.kind, o.local] for o in mine.values()], np.int64)
+        self._bytes = np.array([size_of(o.spec) * np.dtype(o.spec.dtype).itemsize for o in mine.values()], np.int64)
+
+    def sizes(self, part: Any) -> Any:
+        """The bytes that each needs, in cache lines."""
+        whole, launches = part.whole, np.array(part.launches, np.int64).reshape(-1, 4)
+        counts = np.array([whole.num_rows, whole.num_edges, 1, (launches[:, 1] - launches[:, 0]).max(initial=0),
+                           (launches[:, 3] - launches[:, 2]).max(initial=0)])
+        return -(-counts[self._kinds] * self._bytes // 64) * 64
+
+
+class Sum:
+    """A sum over rows, whose target is known only in a run."""
+
+    def __init__(self, op: SumProductOp | ColumnSumOp | ScatterOp, refs: Refs):
+        self.op = op
+        domain = _DOMAINS[op.domain]
+        if isinstance(op, SumProductOp):
+            self.row = ops.sum_product_op(0, op.n, 0, op.k, 0, op.k, op.n, op.k, dtype=op.dtype, m=op.rows,
+                                          domain=domain)
+            read: Sequence[Ref] = (op.a, op.b)
+        elif isinstance(op, ColumnSumOp):
+            self.row = ops.column_sum_op(0, op.n, 0, op.n, dtype=op.dtype, domain=domain)
+            read = (op.a,)
+        else:
+            self.row = ops.scatter_add_op(0, op.index_dtype, 0, op.width, 0, op.width, op.width, dtype=op.dtype,
+                                          m=op.count, domain=domain)
+            read = (op.index, op.values)
+        self.reads = [refs.number(ref) for ref in read]
+        kind, self.source = op.target
+        self.own = 0 if kind == "grad" else refs.number(op.target)     # memory of the class, if it is no gradient
+
+    def with_addresses(self, addresses: Sequence[int], target: int, accumulate: bool) -> list[int]:
+        row = list(self.row)
+        for column, address in zip((ops.A, ops.B), addresses):
+            row[column] = address
+        row[ops.C], row[ops.ACCUMULATE] = target, accumulate
+        return row
+
+
+class Stage:
+    """The operations of a stage: rows without addresses, where these go, and the sums."""
+
+    def __init__(self, stage: Sequence[Op], kernels: dict[int, tuple[int, int]], refs: Refs):
+        rows, patches, words, tables = [], [], [], []
+        for op in stage:
+            if isinstance(op, KernelOp):
+                address, cost = kernels[id(op)]
+                tables.append((len(rows), len(words)))
+                words += [refs.number(ref) for ref in op.slots]
+                rows.append(ops.kernel_op(address, 0, _DOMAINS[op.domain], cost))
+            elif isinstance(op, ProductOp):
+                patches += [(len(rows), column, refs.number(ref))
+                            for column, ref in ((ops.A, op.a), (ops.B, op.w), (ops.C, op.c))]
+                rows.append(ops.product_op(
+                    0, op.k, 0, op.k if op.transposed else op.n, 0, op.n, op.n, op.k, transposed=op.transposed,
+                    dtype=op.dtype, m=op.rows, domain=_DOMAINS[op.domain], a_local=op.a_local, c_local=op.c_local))
+        self.sums = [Sum(op, refs) for op in stage if isinstance(op, SumOp)]
+        self._rows = ops.table(rows)
+        self._patches = np.array(patches, np.int64).reshape(-1, 3).T
+        self.words = np.array(words, np.int64)
+        self.tables = np.array(tables, np.int64).reshape(-1, 2)         # row of a kernel, its first word
+        self.reads = sorted({*words, *self._patches[2].tolist()})
+
+    def rows(self, addresses: Any) -> Any:
+        """The rows of the op table; the tables of kernels are still missing."""
+        made = self._rows.copy()
+        row, column, ref = self._patches
+        made[row, column] = addresses[ref]
+        return made

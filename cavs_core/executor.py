@@ -84,6 +84,7 @@ class Run:
 
     def take(self, buffer: int, rows: Any) -> Any:
         """Some rows of a buffer, copied."""
+        self.launched += 1
         return self.backend.take(self.buffers[buffer], self.backend.index(rows))
 
     def free(self) -> None:

@@ -97,7 +97,9 @@ class Flushed:
 
     def __init__(self, run: Any, calls: Any, tables: Any, s: Scan, g: Grouping, plans: Sequence[Any],
                  leaf_names: dict[int, LeafName], heads: Heads):
-        self.run, self.calls, self.r, self.s, self.g = run, calls, tables.recording, s, g
+        self.run, self.r, self.s, self.g = run, tables.recording, s, g
+        # (Not the calls themselves: they hold this object, and a ring would keep its memory until the collector comes.)
+        self.views, self.viewed, self.stats = calls.views, calls.viewed, calls.recorder.scope.stats
         self.plans, self.leaf_names, self.heads = plans, leaf_names, heads
         self.specs, self.leaves = tables.value_specs, tables.leaves
         self.only_names_rows = self.r.per_class(lambda c: c.alias >= 0, bool)[self.r.call_class[s.maker]]
@@ -114,7 +116,7 @@ class Flushed:
 
     def numpy(self, value: int) -> Any:
         """A value as a numpy array; None if it shares memory with others, so that it must become an NDArray."""
-        if self.taped or value in self.bases or value in self.calls.views or value in self.calls.viewed:
+        if self.taped or value in self.bases or value in self.views or value in self.viewed:
             return None
         start, spec = int(self.g.value_rows[value]), self.specs[value]
         rows = self.run.numpy(int(self.g.value_buffers[value]), start, start + WIDTHS[spec])
@@ -125,8 +127,8 @@ class Flushed:
             self.taped = self._put_on_tape()
         if value in self.taped:
             return self.taped[value]
-        if value in self.calls.views:          # shares memory with its base, as in MXNet
-            base, make = self.calls.views[value]
+        if value in self.views:          # shares memory with its base, as in MXNet
+            base, make = self.views[value]
             with autograd.pause(train_mode=autograd.is_training()):
                 return make(self.base_of(base))
         row = self.row(value)
@@ -144,7 +146,7 @@ class Flushed:
             made = self.bases[value].reshape(self.bases[value].shape)
         else:
             made = self.array_of(value)
-            if value in self.calls.viewed:
+            if value in self.viewed:
                 self.bases[value] = made
                 made = made.reshape(made.shape)
         if self.taped:
@@ -208,7 +210,7 @@ class Flushed:
         if self.freed:
             raise RunError("backward through a batch whose memory was freed by an earlier backward; "
                            "pass retain_graph=True to the earlier one")
-        run, stats = self.run, self.calls.recorder.scope.stats
+        run, stats = self.run, self.stats
         start, before = time.perf_counter(), run.launched
         messages = []
         for b in np.unique(self.heads.buffers).tolist():

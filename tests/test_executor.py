@@ -6,7 +6,7 @@ from models import MODEL_NAMES, features
 from test_models import make
 
 import cavs_core as cavs
-from cavs_core import face
+from cavs_core.backends import choose
 from cavs_core.backends.numpy_ref import NumpyBackend
 from cavs_core.executor import Run
 from cavs_core.mxnet_compat import autograd, mx
@@ -31,7 +31,7 @@ def runs(monkeypatch):
             noted.append(args)
             super().__init__(*args)
 
-    monkeypatch.setattr(face, "Run", NotedRun)
+    monkeypatch.setattr(choose, "Run", NotedRun)
     return noted
 
 

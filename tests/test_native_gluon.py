@@ -1,9 +1,12 @@
 """The native backend behind the Gluon face: values, gradients and parameters as the loop gives them."""
 
+import gc
+
 import numpy as np
 import pytest
 
 import gluon_dynbatch as gdb
+from cavs_core.backends.native_cpu.memory import ARENA
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 nd = mx.nd
@@ -176,3 +179,21 @@ def test_explain_prints_the_generated_kernels():
     assert "backend native" in text and "1 generated kernels" in text and "tanh_float32(" in text
     assert "kernels" not in scope.explain()
     assert len(out) == 3
+
+
+def test_memory_is_reused_from_step_to_step_without_the_collector():
+    cell = Cell(prefix="cell_")
+    cell.initialize()
+    zero = (nd.zeros((1, 6)), nd.zeros((1, 6)))
+    gc.disable()
+    try:
+        made = []
+        for _ in range(6):
+            with autograd.record(), gdb.batching(backend="native"):
+                losses = losses_of(cell, zero, 8)
+            autograd.backward(losses)
+            del losses
+            made.append(ARENA.stats()["made"])
+    finally:
+        gc.enable()
+    assert made[-1] == made[2]

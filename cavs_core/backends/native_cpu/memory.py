@@ -99,11 +99,11 @@ def address_of(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-def data_address(array: Any, to_write: bool = False) -> int:
-    """Where the memory of an NDArray on the CPU begins, once what is written to it is there (and all have read it)."""
+def data_address(array: Any) -> int:
+    """Where the memory of an NDArray on the CPU begins, once what is written to it is there."""
     pointer = ctypes.c_void_p()
-    handle, lib = array.handle, mx.base._LIB
-    mx.base.check_call((lib.MXNDArrayWaitToWrite if to_write else lib.MXNDArrayWaitToRead)(handle))
+    handle = array.handle
+    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToRead(handle))
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(handle, ctypes.byref(pointer)))
     return pointer.value or 0
 

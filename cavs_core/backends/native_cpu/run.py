@@ -123,9 +123,12 @@ class NativeRun:
             Memory that takes a gradient; its entry in the result is WRITTEN.
         sparse : sources whose gradient is given as a list of (row numbers, rows), still to be added up
         """
-        for array in self.arrays.values():
-            if isinstance(array, mx.nd.NDArray):
-                array.wait_to_read()
+        if targets:
+            mx.nd.waitall()                 # nobody may still be reading what is written now
+        else:
+            for array in self.arrays.values():
+                if isinstance(array, mx.nd.NDArray):
+                    array.wait_to_read()
         _give_back(self._passing)
         forward, held = [known.copy() for known in self._addresses], len(self._held)
         self._output_grads = output_grads
@@ -237,7 +240,7 @@ class NativeRun:
         if target is not None:
             accumulate = target.add or name in self._grads
             self._grads[name] = WRITTEN
-            return data_address(target.array, to_write=True), accumulate
+            return data_address(target.array), accumulate
         accumulate = name in self._grads
         if not accumulate:
             spec = self.plans[c].specs[self.plans[c].grads[source][0]]

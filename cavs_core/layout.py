@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Union
 
 import numpy as np
+from numba import njit
 
 from .graph import InputGraph, IntArray
 from .program import Gather, GatherAll, GatherSum, Spec
@@ -57,8 +58,11 @@ class RowIndex:
 
     def __init__(self, rows: IntArray):
         self.rows = rows
-        # Invariant: rows[i:j] is contiguous if no break lies strictly between i and j.
-        self._breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+
+    @cached_property
+    def _breaks(self) -> IntArray:
+        """Invariant: rows[i:j] is contiguous if no break lies strictly between i and j."""
+        return np.flatnonzero(np.diff(self.rows) != 1) + 1
 
     def range_of(self, start: int, stop: int) -> tuple[int, int] | None:
         """The rows of entries start:stop as a range (first, last + 1), or None if they are scattered."""
@@ -81,13 +85,29 @@ class Segments:
     """
 
     def __init__(self, indptr: IntArray, offsets: IntArray):
-        self.indptr = indptr
-        counts = np.diff(indptr)
-        self.row = np.repeat(np.arange(len(counts)), counts)
-        launch_start = np.repeat(offsets[:-1], np.diff(offsets))
-        self.in_launch = self.row - launch_start[self.row] if len(self.row) else self.row
-        self._ends = dict(zip(offsets[:-1].tolist(), offsets[1:].tolist()))
-        self._odd = np.concatenate([[0], np.cumsum(counts != 1)])
+        self.indptr, self._offsets = indptr, offsets
+
+    # Made when somebody asks: the native backend needs only the bounds.
+
+    @cached_property
+    def row(self) -> IntArray:
+        """The row of each entry."""
+        counts = np.diff(self.indptr)
+        return np.repeat(np.arange(len(counts)), counts)
+
+    @cached_property
+    def in_launch(self) -> IntArray:
+        """The row of each entry, counted from the start of its launch."""
+        launch_start = np.repeat(self._offsets[:-1], np.diff(self._offsets))
+        return self.row - launch_start[self.row] if len(self.row) else self.row
+
+    @cached_property
+    def _ends(self) -> dict[int, int]:
+        return dict(zip(self._offsets[:-1].tolist(), self._offsets[1:].tolist()))
+
+    @cached_property
+    def _odd(self) -> IntArray:
+        return np.concatenate([[0], np.cumsum(np.diff(self.indptr) != 1)])
 
     def range_of(self, start: int, stop: int) -> tuple[int, int]:
         return int(self.indptr[start]), int(self.indptr[stop])
@@ -165,9 +185,24 @@ def plan_messages(num_rows: int, read: Sequence[IntArray], sent: Sequence[IntArr
     """Group messages by the row that they answer: message sent[k][i] answers a read of row read[k][i]."""
     rows = np.concatenate([*read, np.zeros(0, np.int64)]).astype(np.int64, copy=False)
     messages = np.concatenate([*sent, np.zeros(0, np.int64)]).astype(np.int64, copy=False)
-    counts = np.bincount(rows, minlength=num_rows)
-    by_row = np.argsort(rows, kind="stable")
-    return Messages(num_messages, RowIndex(messages[by_row]), Segments(offsets_of(counts), offsets))
+    indptr, by_row = _group_by_row(rows, messages, num_rows)
+    return Messages(num_messages, RowIndex(by_row), Segments(indptr, offsets))
+
+
+@njit(cache=True, nogil=True)
+def _group_by_row(rows, messages, num_rows):  # type: ignore[no-untyped-def]
+    """Where the messages of each row begin, and the messages, row after row in their order."""
+    indptr = np.zeros(num_rows + 1, np.int64)
+    for r in rows:
+        indptr[r + 1] += 1
+    for r in range(num_rows):
+        indptr[r + 1] += indptr[r]
+    free = indptr[:-1].copy()
+    by_row = np.empty(len(rows), np.int64)
+    for i in range(len(rows)):
+        by_row[free[rows[i]]] = messages[i]
+        free[rows[i]] += 1
+    return indptr, by_row
 
 
 # ---- graphs ----------------------------------------------------------------------------------

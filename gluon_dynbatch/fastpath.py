@@ -21,7 +21,7 @@ import numpy as np
 from cavs_core import LazyArray
 from cavs_core.mxnet_compat import mx
 
-__all__ = ["FIRST", "RETRY", "flat_form", "form_of", "make_append", "make_recorder", "structure_of"]
+__all__ = ["FIRST", "RETRY", "KEYED", "flat_form", "form_of", "make_append", "make_recorder", "structure_of"]
 
 FIRST = 1 << 32                 # the first token; far from the small ints, which Python makes only once
 RETRY = object()                # a call came too late for the calls that it was meant for
@@ -34,7 +34,8 @@ def _word_id(x: Any) -> int:
     return int(x) if isinstance(x, np.integer) else _LARGEST + 1
 
 
-_NAMES = {"FIRST": FIRST, "RETRY": RETRY, "LARGEST": _LARGEST, "LazyArray": LazyArray, "word_id": _word_id}
+_NAMES = {"FIRST": FIRST, "RETRY": RETRY, "LARGEST": _LARGEST, "LazyArray": LazyArray, "ndarray": np.ndarray,
+          "word_id": _word_id}
 
 
 def structure_of(template: Any) -> str:
@@ -49,8 +50,8 @@ def structure_of(template: Any) -> str:
 def form_of(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """The form of arguments, if it is one of those that a function can be generated for.
 
-    Of a word id it is "i", of another number "n", of an array "a", of None, True and False their names, and of a list
-    or tuple (list or tuple, the forms of its parts).
+    Of a word id it is "i", of another number "n", of an array "a", of a numpy array "d", of None, True and False their
+    names, and of a list or tuple (list or tuple, the forms of its parts).
     """
     forms = tuple(map(_form, args))
     flat = list(flat_form(forms))
@@ -63,6 +64,8 @@ def _form(x: Any) -> Any:
         return "a"
     if kind is float:
         return "n"
+    if kind is np.ndarray:
+        return "d"
     if -_LARGEST <= (x if kind is int else _word_id(x)) <= _LARGEST:
         return "i"
     if kind is list or kind is tuple:
@@ -104,8 +107,9 @@ def make_recorder(forms: tuple[Any, ...], structure: str, num_outputs: int) -> C
         f"        if len(args) != {len(forms)}: return other(args)"]
     operands: list[tuple[str, str]] = []
     _unpack("args", forms, lines, operands)
-    arrays = [x for x, form in operands if form == "a"]
-    lines += [f"        if type({x}) is not LazyArray: {x} = outside({x})" for x in arrays]
+    arrays = [x for x, form in operands if form in KEYED]
+    made = {"a": "if type({0}) is not LazyArray: {0} = outside({0})", "d": "{0} = data({0})"}
+    lines += ["        " + made[form].format(x) for x, form in operands if form in KEYED]
     lines += [
         f"        entry = entries.get(({_listed([f'{x}.owner' for x in arrays])}))",
         "        if entry is None: return other(args)",
@@ -115,7 +119,8 @@ def make_recorder(forms: tuple[Any, ...], structure: str, num_outputs: int) -> C
     return _compiled(lines)
 
 
-_TOKENS = {"a": "{}.token", "i": "{}", "n": "data({}).token"}      # how an operand gets into the log
+KEYED = ("a", "d")              # what owners find the entry by
+_TOKENS = {"a": "{}.token", "d": "{}.token", "i": "{}", "n": "data({}).token"}     # how an operand gets into the log
 
 
 def _unpack(name: str, forms: tuple[Any, ...], lines: list[str], operands: list[tuple[str, str]]) -> None:
@@ -135,6 +140,8 @@ def _unpack(name: str, forms: tuple[Any, ...], lines: list[str], operands: list[
                       f"        if not -LARGEST <= {part} <= LARGEST: return other(args)"]
         elif form == "n":
             lines.append(f"        if type({part}) is not float: return other(args)")
+        elif form == "d":
+            lines.append(f"        if type({part}) is not ndarray: return other(args)")
         elif form != "a":
             lines.append(f"        if {part} is not {form}: return other(args)")
         if form in _TOKENS:

@@ -13,7 +13,7 @@ from cavs_core import LazyArray, Listener, ProgramError, TraceError, inactive, s
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 from .calls import NO_ARRAY, BaseSparseNDArray, Calls, Entry
-from .fastpath import RETRY, flat_form, form_of, make_recorder
+from .fastpath import KEYED, RETRY, flat_form, form_of, make_recorder
 from .signature import INDEX_OPERANDS, Signature, operator_signature, vertex_signature
 from .values import SPECS, as_arrays, data_spec
 
@@ -263,10 +263,10 @@ class Recorder(Listener):
             entries = calls.forms[key] = {}
             table = calls.short[state][0]
             table[vertex] = make_recorder(*key[2:])(calls, entries, table.get(vertex, general), general)
-        kinds = [form for form in flat_form(forms) if form in ("a", "i", "n")]
+        kinds = [form for form in flat_form(forms) if form in (*KEYED, "i", "n")]
         if "i" in kinds:
             entry = calls.new_entry(signature, entry.cls.recorded, numbers=tuple(kind == "i" for kind in kinds))
-        entries[tuple(x.owner for x, kind in zip(operands, kinds) if kind == "a")] = (entry.number, *entry.owners)
+        entries[tuple(x.owner for x, kind in zip(operands, kinds) if kind in KEYED)] = (entry.number, *entry.owners)
 
     def _collect(self, x: Any, calls: Calls, operands: list[LazyArray], specs: list[Any]) -> None:
         """Append what stands for an argument, and to `specs` what makes the signature: specs, nesting, constants."""

@@ -55,7 +55,7 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     with autograd.pause(train_mode=autograd.is_training()):
         arrays = _bind(plans, names, leaves, context)
         stacking = time.perf_counter()
-        fills = _fills(leaves, grouping, recording, buffers)
+        fills = _fills(leaves, grouping, recording, buffers, native)
         stats.leaves_ms += (time.perf_counter() - stacking) * 1e3
         run = make_run(native, layout, plans, context, arrays, fills)
         run.forward()
@@ -146,32 +146,32 @@ def _bind(plans: list[Any], leaf_names: dict[int, LeafName], leaves: Leaves, con
     return bound
 
 
-def _fills(leaves: Leaves, g: Grouping, r: Recording, buffers: list[int]) -> list[tuple[int, int, Any]]:
-    """The leaves of every buffer, one below the other."""
+def _fills(leaves: Leaves, g: Grouping, r: Recording, buffers: list[int], native: bool) -> list[tuple[int, int, Any]]:
+    """The leaves of every buffer, one below the other; numbers stay numpy's for the native backend."""
     fills = []
     placed = np.flatnonzero(g.leaf_rows >= 0)
     for b, number in enumerate(buffers):
         mine = placed[r.leaf_buffers[placed] == b]
         data, numbers = np.split(mine, [np.searchsorted(mine, len(leaves.data))])
         if len(data):
-            fills.append((b, 0, _stacked(leaves, data.tolist(), ROW_SPECS[number])))
+            fills.append((b, 0, _stacked(leaves, data.tolist(), ROW_SPECS[number], native)))
         if len(numbers):
             rows = leaves.numbers[numbers - len(leaves.data)].astype(ROW_SPECS[number].dtype)
-            fills.append((b, int(g.leaf_rows[numbers[0]]),
-                          mx.nd.array(rows[:, None], ctx=DEVICES[leaves.specs[numbers[0]]], dtype=rows.dtype)))
+            fills.append((b, int(g.leaf_rows[numbers[0]]), rows[:, None] if native else mx.nd.array(
+                rows[:, None], ctx=DEVICES[leaves.specs[numbers[0]]], dtype=rows.dtype)))
     return fills
 
 
 _MANY = 32          # from so many arrays on, the compiled copy is worth its first call
 
 
-def _stacked(leaves: Leaves, mine: list[int], row: Any) -> Any:
+def _stacked(leaves: Leaves, mine: list[int], row: Any, native: bool) -> Any:
     """The rows of leaves, in the order in which the analyzer placed them."""
     context = DEVICES[leaves.specs[mine[0]]]
     values = [leaves.data[k] for k in mine]
     if not any(isinstance(x, NDArray) for x in values):
-        flat = np.concatenate([np.ravel(x) for x in values]).astype(row.dtype)
-        return mx.nd.array(flat.reshape((-1, *row.shape)), ctx=context, dtype=row.dtype)
+        flat = np.concatenate([np.ravel(x) for x in values]).astype(row.dtype).reshape((-1, *row.shape))
+        return flat if native else mx.nd.array(flat, ctx=context, dtype=row.dtype)
     arrays = [as_array(x, context) for x in values]
     if context.device_type != "cpu" or len(arrays) < _MANY:
         return mx.nd.concat(*[x.reshape((-1, *row.shape)) for x in arrays], dim=0)

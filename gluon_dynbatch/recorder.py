@@ -74,6 +74,8 @@ class Recorder(Listener):
             return self._on_write(name, arrays, attrs, out, call)
         if not arrays:
             return call()                       # makes an array from nothing: a leaf
+        if name == "add_n" and len(arrays) > _TERMS:
+            return _add_in_parts(arrays)
         if name in INDEX_OPERANDS or name in _UPDATED or not supports(name):
             return self._record_operator(name, arrays, attrs, call)
         outside = self.calls.outside
@@ -329,6 +331,16 @@ def _signatures_of(identity: Any) -> dict[Any, Signature]:
 
 _UPDATED = {"BatchNorm": (3, 4)}                # operands that the backward pass of a trained operator writes
 _TRUE = ("True", "1")
+_TERMS = 8              # sums of more terms are made of sums of so many, so that those of all lengths share launches
+
+
+def _add_in_parts(arrays: Any) -> Any:
+    while len(arrays) > 1:
+        parts = [arrays[k:k + _TERMS] for k in range(0, len(arrays), _TERMS)]
+        arrays = [mx.nd.add_n(*part) if len(part) > 1 else part[0] for part in parts]
+    return arrays[0]
+
+
 _LISTS = ("SliceChannel", "_split_v2")          # operators that return a list even of one
 
 

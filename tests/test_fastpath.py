@@ -146,7 +146,8 @@ def test_what_only_recording_needs_is_dropped_at_the_flush():
 @pytest.mark.parametrize("args, form", [
     ((1, np.int64(2), np.uint8(3)), ("i", "i", "i")), ((1.5,), ("n",)), ((None, True), ("None", "True")),
     (([], (1, [2.0])), ((list, ()), (tuple, ("i", (list, ("n",)))))),
-    ((1 << 30,), None), (("word",), None), ((np.float32(1),), None), (([np.zeros(2)],), ((list, ("d",)),)), ((1,) * 33, None)])
+    ((1 << 30,), None), (("word",), None), ((np.float32(1),), None), (([np.zeros(2)],), ((list, ("d",)),)),
+    ((1,) * 33, None)])
 def test_forms(args, form):
     assert form_of(args) == form
 

@@ -208,3 +208,16 @@ def test_layers_of_one_shape_keep_their_weights_apart():
     want = [layer(x) for x in xs for layer in layers]
     for x, y in zip(out, want):
         np.testing.assert_allclose(x.asnumpy(), y.asnumpy(), rtol=1e-5)
+
+
+def test_sums_of_many_terms_share_launches_whatever_their_length():
+    x = nd.array([[1.0, 2.0]])
+    x.attach_grad()
+    with autograd.record(), gdb.batching() as scope:
+        sums = [nd.add_n(*[x * k for k in range(count)]) for count in (9, 17, 40, 64, 65, 100)]
+    autograd.backward(sums)
+    want = [sum(range(count)) for count in (9, 17, 40, 64, 65, 100)]
+    for got, total in zip(sums, want):
+        np.testing.assert_allclose(got.asnumpy(), [[total, 2 * total]], rtol=1e-6)
+    np.testing.assert_allclose(x.grad.asnumpy(), [[sum(want)] * 2], rtol=1e-6)
+    assert sum(launch.title == "add_n" for launch in scope.flushes[0].launches) < 12

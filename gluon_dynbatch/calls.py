@@ -219,6 +219,14 @@ class Calls:
             known.owner = Owner(self, known.owner.spec, id(array))
         return known
 
+    def table(self, array: Any) -> LazyArray:
+        """What stands for the array of a parameter that is only looked up, whose gradient is sparse."""
+        key = (id(array), "looked up")
+        if key not in self.leaf_of:
+            leaf = self.leaf_of[key] = self._leaf(array, array_spec(array))
+            leaf.owner = Owner(self, leaf.owner.spec, id(array))
+        return self.leaf_of[key]
+
     def index(self, array: Any) -> LazyArray:
         """What stands for an outside array that is stored by rows."""
         key = (id(array), "by rows")

@@ -37,7 +37,7 @@ class Recorder(Listener):
         self._sparse_grads: dict[int, Any] = {}     # arrays of parameters whose gradient is row_sparse
         self._updated: dict[int, Any] = {}          # arrays that backward passes write
         self._refused: dict[Any, str] = {}      # vertex key -> why it has no program
-        self.parameters: dict[int, Any] = {}        # arrays of parameters
+        self.parameters: dict[int, Any] = {}        # id of an array -> the parameter that it is of, and the array
         self._where: list[str] = []
         self.calls = Calls(self)
         self._choose_short_ways()
@@ -120,7 +120,7 @@ class Recorder(Listener):
         return f"operator {name}: an operand {next(filter(None, map(self.why_apart, arrays)))}"
 
     def on_parameter(self, parameter, array):
-        self.parameters[id(array)] = array
+        self.parameters[id(array)] = parameter, array
         if parameter._grad_stype != "default":
             self._sparse_grads[id(array)] = array
         return array
@@ -130,6 +130,8 @@ class Recorder(Listener):
         if not supports(name):
             return None
         operands = [calls.operand(x) for x in arrays]
+        if name == "Embedding" and operands[1] is NO_ARRAY and id(arrays[1]) in self._sparse_grads:
+            operands[1] = calls.table(arrays[1])        # its gradient is made of the rows that are looked up
         if any(x is NO_ARRAY for x in operands):
             return None
         for k in INDEX_OPERANDS.get(name, ()):

@@ -8,6 +8,7 @@ that becomes an array does so together with all others of its flush: they are th
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -171,26 +172,48 @@ class Flushed:
         # The results may be the losses of many samples, each with a pass of its own: all of them end what is kept.
         last = not retain_graph and len(np.unique(values)) == len(self.heads.values)
         leaves, params = self._wanted(reached(self.r, self.s, values))
+        variables = self._variables(leaves, params)
         # (An array that an operator on the tape has read looks like one on the tape from afar.)
-        leaves = [k for k in leaves if self.leaves.data[k].grad is not None or on_tape(self.leaves.data[k])]
-        params = [p for p in params if p.parameter.grad_req != "null"]
+        leaves = [k for k in leaves if k not in variables
+                  and (self.leaves.data[k].grad is not None or on_tape(self.leaves.data[k]))]
         order = np.argsort(self.heads.values)
         begun = order[np.searchsorted(self.heads.values[order], values)]
-        targets = {} if leaves else {p: target_of(self.run.arrays[p], p.parameter) for p in params
-                                     if not is_sparse(p.parameter)}
-        grads = self._gradients(begun, head_grads, leaves, params, targets)
+        names = [*leaves, *variables]
+        grads = dict(zip(names, self._gradients(begun, head_grads, names, {} if leaves else self._targets(variables))))
         if leaves:
-            for p in params:
-                self.run.arrays[p]._fresh_grad = False      # to see which ones the pass over the tape reaches
+            for data, _ in variables.values():
+                data._fresh_grad = False        # to see which ones the pass over the tape reaches
             arrays = [self.leaves.data[k] for k in leaves]
-            over_tape(arrays, as_arrays_like(grads[:len(leaves)], arrays), not last)
-        for p, grad in zip(params, grads[len(leaves):]):
-            data = self.run.arrays[p]
-            write_gradient(data, p.parameter, grad, add=bool(leaves) and data._fresh_grad)
+            over_tape(arrays, as_arrays_like([grads[k] for k in leaves], arrays), not last)
+        written = set()
+        for name, (data, parameter) in variables.items():
+            write_gradient(data, parameter, grads[name],
+                           add=id(data) in written or (bool(leaves) and data._fresh_grad))
+            written.add(id(data))
+        for data, _ in variables.values():
             data._fresh_grad = True
         if last:
             self.free()
         return True
+
+    def _variables(self, leaves: Sequence[int], params: Sequence[Any]) -> dict[Any, tuple[Any, Any]]:
+        """What takes its gradient from us, not from the tape: leaf or source -> array and parameter."""
+        found = {k: (self.leaves.data[k], self.leaves.parameters[k]) for k in leaves if k in self.leaves.parameters}
+        found.update({p: (self.run.arrays[p], p.parameter) for p in params})
+        return {name: pair for name, pair in found.items() if pair[1].grad_req != "null"}
+
+    def _targets(self, variables: dict[Any, tuple[Any, Any]]) -> dict[Any, Any]:
+        """The memory of gradients that the run may write by itself: dense ones that come from one side only."""
+        count = Counter(id(data) for data, _ in variables.values())
+        return {self._name(name): target_of(data, parameter) for name, (data, parameter) in variables.items()
+                if count[id(data)] == 1 and not is_sparse(parameter) and not self._has_rows(name)}
+
+    def _name(self, variable: Any) -> Any:
+        """A leaf's name in the run, where all calls of a class share it; a source is its own."""
+        return self.leaf_names.get(variable) if isinstance(variable, int) else variable
+
+    def _has_rows(self, variable: Any) -> bool:
+        return isinstance(variable, int) and int(self.g.leaf_rows[variable]) >= 0
 
     def free(self) -> None:
         """Forget what only another backward pass would need."""
@@ -204,7 +227,7 @@ class Flushed:
                                for source in plan.grads if hasattr(source, "parameter"))
         return np.flatnonzero(self.r.leaf_wanted & reached_leaves).tolist(), list(params)
 
-    def _gradients(self, begun: Any, head_grads: Sequence[Any], leaves: Sequence[int], params: Sequence[Any],
+    def _gradients(self, begun: Any, head_grads: Sequence[Any], variables: Sequence[Any],
                    targets: dict[Any, Any]) -> list[Any]:
         """Gradients of leaves and parameters, where the pass begins at the heads of numbers `begun`."""
         if self.freed:
@@ -217,12 +240,17 @@ class Flushed:
             buffer = run.buffers[b]
             rows = self.heads.messages(b, tuple(buffer.shape[1:]), buffer.dtype, begun, head_grads)
             messages.append((b, run.layout.messages[b].num_rows - len(rows), rows))
-        asked = [self.leaf_names[k] for k in leaves if k in self.leaf_names] + list(params)
-        grads = run.backward([], asked, messages, targets, [p for p in params if is_sparse(p.parameter)])
-        found = [self._leaf_grad(grads, k) for k in leaves] + [grads.get(p) for p in params]
+        names = {v: self._name(v) for v in variables}
+        sparse = [names[v] for v in variables if self._is_sparse(v)]
+        grads = run.backward([], [n for n in names.values() if n is not None], messages, targets, sparse)
+        found = [self._leaf_grad(grads, v) if isinstance(v, int) else grads.get(v) for v in variables]
         stats.backward_ops += run.launched - before
         stats.backward_ms += (time.perf_counter() - start) * 1e3
         return found
+
+    def _is_sparse(self, variable: Any) -> bool:
+        parameter = self.leaves.parameters.get(variable) if isinstance(variable, int) else variable.parameter
+        return parameter is not None and is_sparse(parameter)
 
     def _leaf_grad(self, grads: dict[Any, Any], leaf: int) -> Any:
         """The gradient of a leaf: as a shared operand, and as a row that somebody read."""
@@ -242,9 +270,9 @@ class Flushed:
             return {}
         # what no head depends on is no input: MXNet would not touch its gradient
         leaves, params = self._wanted(reached(self.r, self.s, heads.values))
-        dense = [p for p in params if not is_sparse(p.parameter)]
-        sparse = [p for p in params if is_sparse(p.parameter)]
-        inputs = [self.leaves.data[k] for k in leaves] + [self.run.arrays[p] for p in dense]
+        dense = [v for v in (*leaves, *params) if not self._is_sparse(v)]
+        sparse = self._variables([k for k in leaves if self._is_sparse(k)], [p for p in params if self._is_sparse(p)])
+        inputs = [self.leaves.data[v] if isinstance(v, int) else self.run.arrays[v] for v in dense]
         outputs = []
         for b in np.unique(heads.buffers).tolist():
             stacked = self.run.take(b, heads.rows(b))
@@ -254,23 +282,19 @@ class Flushed:
                 outputs.append(stacked._slice(start, start + int(heads.widths[k])).reshape(shape))
 
         def backward(output_grads: list[Any], wanted: list[bool], begun: list[bool]) -> list[Any]:
-            everywhere = np.arange(len(heads.values))
-            asked = [k for k, want in zip(leaves, wanted) if want]
-            asked_params = [p for p, want in zip(dense, wanted[len(leaves):]) if want] + sparse
-            made = dict(zip([*asked, *asked_params], self._gradients(
-                everywhere, [g.asnumpy() for g in output_grads], asked, asked_params, {})))
-            touched = None if all(begun) else self._wanted(
-                reached(self.r, self.s, heads.values[np.array(begun)]))
-            for p in sparse:                    # no input of the node: MXNet takes no such gradient from us
-                if touched is None or p in touched[1]:
-                    write_gradient(self.run.arrays[p], p.parameter, made[p], add=False)
-                    self.run.arrays[p]._fresh_grad = True
-            names = [*leaves, *dense]
-            grads = as_arrays_like([made.get(n) for n in names], inputs)
-            if touched is None:
-                return grads
-            kept = {*touched[0], *touched[1]}
-            return [g if n in kept else UNTOUCHED for n, g in zip(names, grads)]
+            asked = [v for v, want in zip(dense, wanted) if want] + list(sparse)
+            made = dict(zip(asked, self._gradients(np.arange(len(heads.values)), [g.asnumpy() for g in output_grads],
+                                                   asked, {})))
+            touched = None
+            if not all(begun):
+                reached_leaves, reached_params = self._wanted(reached(self.r, self.s, heads.values[np.array(begun)]))
+                touched = {*reached_leaves, *reached_params}
+            for v, (data, parameter) in sparse.items():     # no inputs of the node: MXNet takes no such gradient
+                if touched is None or v in touched:
+                    write_gradient(data, parameter, made[v], add=False)
+                    data._fresh_grad = True
+            grads = as_arrays_like([made.get(v) for v in dense], inputs)
+            return [g if touched is None or v in touched else UNTOUCHED for v, g in zip(dense, grads)]
 
         TapeBridge(inputs, outputs, backward, self.free)
         return {int(v): out for v, out in zip(heads.values, outputs)}

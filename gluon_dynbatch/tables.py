@@ -27,8 +27,9 @@ _HELD_ONCE = next(map(sys.getrefcount, [object()]))
 class Leaves:
     """What recorded calls take from outside: first arrays and other data, then the numbers that stood in the log."""
 
-    def __init__(self, data: list[Any], numbers: Any, specs: Any):
+    def __init__(self, data: list[Any], numbers: Any, specs: Any, parameters: dict[int, Any]):
         self.data, self.numbers, self.specs = data, numbers, specs
+        self.parameters = parameters            # leaf -> the parameter whose array it is
 
     def array(self, leaf: int, context: Any = None) -> Any:
         """A leaf as an NDArray."""
@@ -82,7 +83,13 @@ def read_calls(calls: Any) -> Tables:
         operands, _array([_buffer_of(s, buffers) for s in leaf_specs.tolist()])[place],
         _array([WIDTHS[s] for s in leaf_specs.tolist()])[place], leaf_wanted, heads)
     calls.forget()
-    return Tables(recording, list(buffers), value_specs, Leaves(calls.leaves, numbers, leaf_specs[place]))
+    return Tables(recording, list(buffers), value_specs, Leaves(calls.leaves, numbers, leaf_specs[place],
+                                                                      _parameters(calls)))
+
+
+def _parameters(calls: Any) -> dict[int, Any]:
+    known = calls.recorder.parameters
+    return {k: known[id(x)][0] for k, x in enumerate(calls.leaves) if id(x) in known}
 
 
 def _class_info(cls: Any, buffers: dict[int, int]) -> ClassInfo:

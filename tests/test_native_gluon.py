@@ -197,3 +197,51 @@ def test_memory_is_reused_from_step_to_step_without_the_collector():
     finally:
         gc.enable()
     assert made[-1] == made[2]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_table_that_is_looked_up_by_a_vertex_and_by_an_operator(backend, sparse):
+    """Two ways to one gradient: the second adds to what the first has written."""
+    def work(batch):
+        mx.random.seed(5)
+        embed = gluon.nn.Embedding(7, 3, sparse_grad=sparse, prefix="e_")
+        embed.initialize(mx.init.Xavier())
+        marked = gdb.vertex(Lookup(embed))
+        with autograd.record():
+            if batch:
+                with gdb.batching(backend=backend) as scope:
+                    losses = [(embed(nd.array([k])) * marked(k + 1)).sum() for k in (1, 3, 1, 5)]
+                assert not scope.stats.fallbacks
+            else:
+                losses = [(embed(nd.array([k])) * marked(nd.array([k + 1]))).sum() for k in (1, 3, 1, 5)]
+        autograd.backward(losses)
+        assert embed.weight.grad().stype == ("row_sparse" if sparse else "default")
+        return [embed.weight.grad().asnumpy()]
+
+    same(work(True), work(False))
+
+
+class Lookup(gluon.HybridBlock):
+    def __init__(self, embed):
+        super().__init__(prefix="lookup_")
+        self.embed = embed
+
+    def hybrid_forward(self, F, word):
+        return F.square(self.embed(word))
+
+
+def test_a_sparse_table_that_is_not_only_looked_up_runs_alone():
+    def work():
+        embed = gluon.nn.Embedding(6, 2, sparse_grad=True, prefix="e_")
+        embed.initialize(mx.init.One())
+        with autograd.record():
+            losses = [(embed(nd.array([k])) * nd.sum(embed.weight.data(), axis=0, keepdims=True)).sum() for k in (1, 3)]
+        autograd.backward(losses)
+        return embed.weight.grad().asnumpy()
+
+    want = work()
+    with gdb.batching() as scope:
+        got = work()
+    np.testing.assert_allclose(got, want)
+    assert any("sparse gradient" in reason for reason in scope.stats.fallbacks)

@@ -21,7 +21,7 @@ __all__ = ["Job", "Mismatch", "Plan", "Result", "WorkerError", "run"]
 
 ROOT = Path(__file__).resolve().parents[1]
 LOSS_TOLERANCE = 1e-4           # relative, float32
-MOVE_TOLERANCE = 1e-3           # of an update, relative to its length
+MOVE_TOLERANCE = 5e-3           # of an update, relative to its length: a relu that rounding flips was seen to make 3e-3
 PAUSE = 0.15                    # seconds between turns: threads of BLAS and OpenMP spin on after their work is done
 
 WARM_UP = (0, 1, 0, 1, 0)       # mini-batches: some systems compile after a few runs

@@ -26,13 +26,13 @@ class SystemInfo:
     module: str
     variant: str = ""
     peer: bool = False          # runs in the peers' environment
-    slow: bool = False          # one sample at a time: gets fewer steps
+    slow: bool = False          # gets fewer steps, and in a quick run only where a bar asks for it
     checked: bool = True        # has a loss that must equal that of the others
 
 
 SYSTEMS = {
     "mxnet-loop": SystemInfo("MXNet, one sample at a time", "gluon", "loop", slow=True),
-    "ours-op": SystemInfo("ours, op grain", "gluon", "op"),
+    "ours-op": SystemInfo("ours, op grain", "gluon", "op", slow=True),
     "ours-vertex": SystemInfo("ours, vertex grain", "gluon", "vertex"),
     "ours-cavs": SystemInfo("ours, Cavs face", "gluon", "cavs"),
     "dynet": SystemInfo("DyNet", "dynet", "plain", peer=True, slow=True),

@@ -13,7 +13,6 @@ sample. Its parameters have the names that they have in the workload: blocks hav
 
 import contextlib
 import importlib
-import os
 
 import numpy as np
 
@@ -25,10 +24,6 @@ SCOPES = {"op": {"granularity": "op"}, "vertex": {"granularity": "vertex"}}
 
 class System:
     def __init__(self, workload, variant):
-        # At once, not when it pays: steps are timed, not trainings. Op grain would compile for minutes: only where a
-        # bar asks for it.
-        native = variant != "op" or workload.name == "treelstm-sick"
-        os.environ["DYNBATCH_BACKEND"] = "native" if native else "mxnet"
         module = importlib.import_module(f"{__name__}.{workload.name.replace('-', '_')}")
         self.model = module.make_model(workload, variant)
         self.model.initialize()

@@ -27,8 +27,8 @@ class Worker:
 
     def load(self, system: str, workload: str, options: dict[str, int], num_batches: int, data: str | None) -> Any:
         """Make the workload and the system; both are the same in every process for the same arguments."""
-        # Ours compiles at once, not when it pays: steps are timed, not trainings. Op grain would compile for minutes, so
-        # it does only where a bar asks for it.
+        # Ours compiles at once, not when it pays: steps are timed, not trainings. Op grain would compile for minutes,
+        # so it does only where a bar asks for it.
         native = system != "ours-op" or workload == "treelstm-sick"
         os.environ.setdefault("DYNBATCH_BACKEND", "native" if native else "mxnet")
         made = workloads.make(workload, options, num_batches, Path(data) if data else None)

@@ -183,5 +183,6 @@ def test_a_marked_cell_is_one_call_a_node_and_one_launch_a_level():
             losses = [gluon_models.node_losses(net, balanced(depth))[1] for _ in range(4)]
         autograd.backward(losses)
         launches[depth] = scope.stats.launches
-    # A level more is one more launch of the cell, and one more of every operator of the scores and losses of its nodes
-    assert launches[4] - launches[3] == launches[3] - launches[2] <= 8
+    # A level more is one more launch of the cell, one more of every operator of the scores and losses of its nodes, and
+    # now and then one of the sum of all losses, which is made of sums of eight.
+    assert launches[3] - launches[2] <= 8 and launches[4] - launches[3] <= 8

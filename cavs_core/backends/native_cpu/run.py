@@ -338,9 +338,11 @@ class NativeRun:
 
     def _at_pull_grad(self, part: ClassLayout, source: Any) -> int:
         first = sum(p.whole.num_rows for p in self.layout.classes[:self.layout.classes.index(part)])
-        if source not in self._grads:           # nobody asked for it
-            return _row_address(self._held[-1], first) if self._hold(self._pull_buffer(source)) else 0
-        return _row_address(self._grads[source], first)
+        if source in self._grads:
+            return _row_address(self._grads[source], first)
+        unasked = self._pull_buffer(source)
+        self._held.append(unasked)
+        return _row_address(unasked, first)
 
 
 def _give_back(*lists: list[Block]) -> None:

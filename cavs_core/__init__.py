@@ -3,6 +3,7 @@
 The names behind the comment in `__all__` are for those who build another face on the engine, as `gluon_dynbatch` does.
 """
 
+from .array_memory import address_of_data
 from .backends.choose import BACKENDS, make_run, note_seconds, runs_natively
 from .backends.mxnet_ops import MXNetBackend
 from .backends.native_cpu.prepare import kernel_sources
@@ -41,9 +42,9 @@ __all__ = [
     # for other faces
     "Arg", "BACKENDS", "Builder", "ClassLayout", "ClassPlan", "Const", "Frame", "Gather", "Layout", "LazyArray", "Leaf",
     "Listener", "MXNetBackend", "Param", "Place", "ROW", "Read", "RowIndex", "Run", "SHARED", "Shared", "TapeBridge",
-    "Target", "UNTOUCHED", "VertexProgram", "WRITTEN", "add_rows", "become_array", "copy_arrays", "flatten", "inactive",
-    "kernel_sources", "listening", "lookup", "make_run", "map_nested", "needs_gradient", "note_seconds", "offsets_of",
-    "on_tape", "one_row_program", "own_outputs", "plan_class", "plan_messages", "respecified", "runs_natively",
-    "supports", "thread_state", "wrap_backward",
+    "Target", "UNTOUCHED", "VertexProgram", "WRITTEN", "add_rows", "address_of_data", "become_array", "copy_arrays",
+    "flatten", "inactive", "kernel_sources", "listening", "lookup", "make_run", "map_nested", "needs_gradient",
+    "note_seconds", "offsets_of", "on_tape", "one_row_program", "own_outputs", "plan_class", "plan_messages",
+    "respecified", "runs_natively", "supports", "thread_state", "wrap_backward",
 ]
 __version__ = "0.1.0"

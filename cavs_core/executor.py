@@ -8,7 +8,7 @@ from typing import Any
 from .backends.targets import WRITTEN, Target
 from .layout import ClassLayout, Frame, Layout, Place, Read, RowIndex, Segments
 from .partition import Step
-from .plan import ClassPlan, Phases
+from .plan import ClassPlan, Phases, buffer_specs
 from .program import CHILD, SHARED, Leaf, OutputGrad, Pull, Spec, StateGrad, Zeros
 
 __all__ = ["Run"]
@@ -55,7 +55,7 @@ class Run:
     def forward(self) -> list[Any]:
         """Run everything; the buffers."""
         self.buffers = [self.backend.empty((max(rows, 1), *spec.shape), spec.dtype)
-                        for rows, spec in zip(self.layout.buffer_rows, self._buffer_specs())]
+                        for rows, spec in zip(self.layout.buffer_rows, buffer_specs([c.plan for c in self._all], self.layout))]
         for buffer, row, array in self.fills:
             self.backend.fill_rows(self.buffers[buffer], row, array)
         for cls in self.classes:
@@ -63,14 +63,6 @@ class Run:
                 cls.stored[value] = self._place(cls, value, self.buffers[place.buffer], place)
         self._run_phases([c.plan.forward for c in self._all], [c.plan.inputs for c in self._all], self.layout.order)
         return self.buffers
-
-    def _buffer_specs(self) -> list[Spec]:
-        """The shape and dtype of a row of each buffer."""
-        if self.layout.row_specs is not None:
-            return self.layout.row_specs
-        return [next(cls.plan.specs[value] for cls in self._all
-                     for value, place in zip(cls.plan.outputs, cls.layout.writes) if place.buffer == k)
-                for k in range(len(self.layout.buffer_rows))]
 
     # ---- results -----------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .array_memory import address_of_data
 from .mxnet_compat import mx
 
 __all__ = ["copy_arrays"]
@@ -51,9 +52,7 @@ def copy_arrays(arrays: list[Any], sizes: np.ndarray, target: Any) -> None:
     target : NDArray, as large as all of them together
     """
     handles = np.fromiter([a.handle.value for a in arrays], np.int64, len(arrays))
-    pointer = ctypes.c_void_p()
     target.wait_to_read()
-    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(target.handle, ctypes.byref(pointer)))
-    failed = _compiled()(handles, np.ascontiguousarray(sizes, np.int64), pointer.value, np.zeros(1, np.int64))
+    failed = _compiled()(handles, np.ascontiguousarray(sizes, np.int64), address_of_data(target), np.zeros(1, np.int64))
     if failed >= 0:
         raise mx.base.get_last_ffi_error()

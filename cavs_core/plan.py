@@ -31,7 +31,7 @@ from .program import (
     Zeros,
 )
 
-__all__ = ["VertexProgram", "Phases", "ClassPlan", "leaf_program", "own_outputs", "peak_bytes", "plan_class",
+__all__ = ["VertexProgram", "Phases", "ClassPlan", "buffer_specs", "leaf_program", "own_outputs", "peak_bytes", "plan_class",
            "respecified"]
 
 _RECURRENT = (Gather, GatherSum, GatherAll)     # sources that wait for another vertex
@@ -238,6 +238,15 @@ def _in_order(instrs: Sequence[Instr]) -> list[Instr]:
 
 # ---- memory ----------------------------------------------------------------------------------
 
+def buffer_specs(plans: Sequence[ClassPlan], layout: Layout) -> list[Spec]:
+    """The shape and dtype of a row of each buffer."""
+    if layout.row_specs is not None:
+        return layout.row_specs
+    found = {place.buffer: plan.specs[v] for plan, part in zip(plans, layout.classes)
+             for v, place in zip(plan.outputs, part.writes)}
+    return [found[k] for k in range(len(layout.buffer_rows))]
+
+
 def peak_bytes(plans: Sequence[ClassPlan], layout: Layout) -> int:
     """An estimate of the memory that a run will hold at its peak, from shapes alone.
 
@@ -245,9 +254,7 @@ def peak_bytes(plans: Sequence[ClassPlan], layout: Layout) -> int:
     parameters and inputs, which exist already, and what a region uses inside itself.
     """
     total = 0
-    buffers: dict[int, Spec] = {}
     for plan, part in zip(plans, layout.classes):
-        buffers.update({place.buffer: plan.specs[v] for v, place in zip(plan.outputs, part.writes)})
         phases = [plan.forward] + ([plan.backward] if plan.backward is not None else [])
         whole = {v for p in phases for step in (*p.eager, *p.lazy) for v in step.outputs}
         for v in (whole | plan.kept) - set(plan.outputs):
@@ -255,7 +262,7 @@ def peak_bytes(plans: Sequence[ClassPlan], layout: Layout) -> int:
             rows = 1 if spec.kind == SHARED else frame.num_edges if spec.kind == CHILD else frame.num_rows
             total += rows * _bytes_of(spec)
     backward = any(plan.backward is not None for plan in plans)
-    for k, spec in buffers.items():
+    for k, spec in enumerate(buffer_specs(plans, layout)):
         total += (layout.buffer_rows[k] + (layout.messages[k].num_rows if backward else 0)) * _bytes_of(spec)
     return total
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from .array_memory import address_of_data, view_of_data
 from .lazy import LazyArray
 from .mxnet_compat import MXNetError, autograd, mx
 
@@ -99,7 +100,7 @@ class TapeBridge:
                 if req == _NULL or (req == _ADD and grad is None):
                     continue
                 if isinstance(grad, np.ndarray):
-                    memory = _memory_of(target)
+                    memory = view_of_data(target)       # ours to write while the callback runs: nothing to wait for
                     memory[...] = memory + grad.reshape(memory.shape) if req == _ADD else grad.reshape(memory.shape)
                 elif req == _ADD:
                     target += grad.reshape(target.shape)
@@ -135,20 +136,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _same_memory(x: Any, y: Any) -> bool:
-    return x is not None and _address_of(x) == _address_of(y)
-
-
-def _address_of(array: Any) -> int:
-    pointer = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    return pointer.value or 0
-
-
-def _memory_of(array: Any) -> Any:
-    """The memory of a gradient on the CPU: ours to write while the callback runs, so there is nothing to wait for."""
-    dtype = np.dtype(array.dtype)
-    memory = (ctypes.c_char * (array.size * dtype.itemsize)).from_address(_address_of(array))
-    return np.frombuffer(memory, dtype).reshape(array.shape)
+    return x is not None and address_of_data(x) == address_of_data(y)
 
 
 # ---- backward, wrapped -----------------------------------------------------------------------

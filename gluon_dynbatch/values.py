@@ -12,7 +12,7 @@ import threading
 
 import numpy as np
 
-from cavs_core import Spec
+from cavs_core import Spec, address_of_data
 from cavs_core.mxnet_compat import mx
 
 __all__ = ["SPECS", "DEVICES", "BUFFERS", "WIDTHS", "ROW_SPECS", "spec_number", "array_spec", "data_spec", "memory_of",
@@ -86,9 +86,7 @@ def array_spec(array, by_rows: bool = False) -> int:
 
 def memory_of(array) -> tuple[int, int]:
     """Where an array's memory begins and ends."""
-    pointer = ctypes.c_void_p()
-    mx.base.check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    start = pointer.value or 0
+    start = address_of_data(array)
     return start, start + array.size * np.dtype(array.dtype).itemsize
 
 

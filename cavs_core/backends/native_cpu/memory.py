@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import defaultdict
 from typing import Any
 
 import numpy as np
 
+from ...array_memory import address_of_data, view_of_data
 from ...mxnet_compat import mx
 
 __all__ = ["Arena", "ARENA", "Block", "address_of", "data_address", "view_of"]
@@ -101,19 +101,14 @@ def address_of(array: np.ndarray) -> int:
 
 def data_address(array: Any) -> int:
     """Where the memory of an NDArray on the CPU begins, once what is written to it is there."""
-    pointer = ctypes.c_void_p()
-    handle = array.handle
-    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToRead(handle))
-    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(handle, ctypes.byref(pointer)))
-    return pointer.value or 0
+    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToRead(array.handle))
+    return address_of_data(array)
 
 
 def view_of(array: Any) -> np.ndarray:
-    """An NDArray's own memory (CPU, dense) as a numpy array that keeps it alive."""
-    nbytes = array.size * np.dtype(array.dtype).itemsize
-    memory = (ctypes.c_char * nbytes).from_address(data_address(array))
-    memory.owner = array        # numpy holds `memory`, and so the NDArray
-    return np.frombuffer(memory, array.dtype).reshape(array.shape)
+    """The memory of a dense NDArray on the CPU, once what is written to it is there."""
+    array.wait_to_read()
+    return view_of_data(array)
 
 
 ARENA = Arena()     # what everybody takes from

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...layout import ClassLayout, Layout, RowIndex
 from ...mxnet_compat import mx
-from ...plan import ClassPlan
+from ...plan import ClassPlan, buffer_specs
 from ...program import CHILD, SHARED, Pull, Spec
 from ..targets import WRITTEN, Target
 from . import ops
@@ -84,22 +84,13 @@ class NativeRun:
     def forward(self) -> list[Any]:
         """Run everything; the buffers."""
         rows = [max(n, 1) for n in self.layout.buffer_rows]
-        self.buffers = self._blocks(self._kept, rows, self._buffer_specs())
+        self.buffers = self._blocks(self._kept, rows, buffer_specs(self.plans, self.layout))
         for buffer, row, array in self.fills:
             _fill(self.buffers[buffer], row, array)
         self._own(0)
         self._draw(range(0, 3))
         self._execute(0, self.layout.order)
         return self.buffers
-
-    def _buffer_specs(self) -> list[Spec]:
-        """The shape and dtype of a row of each buffer."""
-        if self.layout.row_specs is not None:
-            return self.layout.row_specs
-        found: dict[int, Spec] = {}
-        for plan, part in zip(self.plans, self.layout.classes):
-            found.update({place.buffer: plan.specs[v] for v, place in zip(plan.outputs, part.writes)})
-        return [found[k] for k in range(len(self.layout.buffer_rows))]
 
     def _draw(self, phases: range) -> None:
         for c, prepared in enumerate(self._prepared):
@@ -133,7 +124,8 @@ class NativeRun:
         forward, held = [known.copy() for known in self._addresses], len(self._held)
         self._output_grads = output_grads
         self._wanted, self._targets, self._sparse = set(wanted), targets or {}, set(sparse)
-        self.messages = self._blocks(self._passing, [m.num_rows for m in self.layout.messages], self._buffer_specs())
+        self.messages = self._blocks(self._passing, [m.num_rows for m in self.layout.messages],
+                                     buffer_specs(self.plans, self.layout))
         for array in self.messages:
             array[0] = 0
         for k, row, array in heads:

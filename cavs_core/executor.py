@@ -54,8 +54,9 @@ class Run:
 
     def forward(self) -> list[Any]:
         """Run everything; the buffers."""
+        specs = buffer_specs([c.plan for c in self._all], self.layout)
         self.buffers = [self.backend.empty((max(rows, 1), *spec.shape), spec.dtype)
-                        for rows, spec in zip(self.layout.buffer_rows, buffer_specs([c.plan for c in self._all], self.layout))]
+                        for rows, spec in zip(self.layout.buffer_rows, specs)]
         for buffer, row, array in self.fills:
             self.backend.fill_rows(self.buffers[buffer], row, array)
         for cls in self.classes:

@@ -31,8 +31,8 @@ from .program import (
     Zeros,
 )
 
-__all__ = ["VertexProgram", "Phases", "ClassPlan", "buffer_specs", "leaf_program", "own_outputs", "peak_bytes", "plan_class",
-           "respecified"]
+__all__ = ["VertexProgram", "Phases", "ClassPlan", "buffer_specs", "leaf_program", "own_outputs", "peak_bytes",
+           "plan_class", "respecified"]
 
 _RECURRENT = (Gather, GatherSum, GatherAll)     # sources that wait for another vertex
 

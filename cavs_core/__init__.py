@@ -3,11 +3,11 @@
 The names behind the comment in `__all__` are for those who build another face on the engine, as `gluon_dynbatch` does.
 """
 
-from .array_memory import address_of_data
+from .array_memory import address_of_data, view_of_data
 from .backends.choose import BACKENDS, make_run, note_seconds, runs_natively
 from .backends.mxnet_ops import MXNetBackend
-from .backends.native_cpu.prepare import kernel_sources
-from .backends.native_cpu.row_sums import add_rows
+from .backends.native_cpu.prepare import are_ready, kernel_sources
+from .backends.native_cpu.row_sums import add_equal_rows
 from .backends.targets import WRITTEN, Target
 from .errors import (
     ArityError,
@@ -24,13 +24,14 @@ from .errors import (
 from .executor import Run
 from .face import RunOutput, RunStats, run
 from .graph import InputGraph
-from .layout import ClassLayout, Frame, Layout, Place, Read, RowIndex, offsets_of, plan_messages
+from .layout import ClassLayout, Frame, Layout, Place, Read, RowIndex, Segments, offsets_of, plan_messages
 from .lazy import LazyArray, Listener, become_array, listening, thread_state
 from .leaf_copy import copy_arrays
 from .ops import Builder, lookup, supports
 from .plan import ClassPlan, VertexProgram, own_outputs, plan_class, respecified
-from .program import ROW, SHARED, Arg, Const, Gather, Leaf, Param, Program, Shared, Spec
+from .program import CHILD, ROW, SHARED, Arg, Const, Gather, GatherAll, Leaf, Param, Program, Shared, Spec
 from .ragged import one_row_program
+from .roll import agrees, roll
 from .tape import UNTOUCHED, TapeBridge, needs_gradient, on_tape, wrap_backward
 from .trace import flatten, inactive, map_nested, trace
 from .vertex import VertexFunction
@@ -40,11 +41,12 @@ __all__ = [
     "Program", "ProgramError", "RunError", "RunOutput", "RunStats", "Spec", "TraceError", "UnsupportedOpError",
     "VertexFunction", "run", "trace",
     # for other faces
-    "Arg", "BACKENDS", "Builder", "ClassLayout", "ClassPlan", "Const", "Frame", "Gather", "Layout", "LazyArray", "Leaf",
-    "Listener", "MXNetBackend", "Param", "Place", "ROW", "Read", "RowIndex", "Run", "SHARED", "Shared", "TapeBridge",
-    "Target", "UNTOUCHED", "VertexProgram", "WRITTEN", "add_rows", "address_of_data", "become_array", "copy_arrays",
-    "flatten", "inactive", "kernel_sources", "listening", "lookup", "make_run", "map_nested", "needs_gradient",
-    "note_seconds", "offsets_of", "on_tape", "one_row_program", "own_outputs", "plan_class", "plan_messages",
-    "respecified", "runs_natively", "supports", "thread_state", "wrap_backward",
+    "Arg", "BACKENDS", "Builder", "CHILD", "ClassLayout", "ClassPlan", "Const", "Frame", "Gather", "GatherAll",
+    "Layout", "LazyArray", "Leaf", "Listener", "MXNetBackend", "Param", "Place", "ROW", "Read", "RowIndex", "Run",
+    "SHARED", "Segments", "Shared", "TapeBridge", "Target", "UNTOUCHED", "VertexProgram", "WRITTEN", "add_equal_rows",
+    "address_of_data", "agrees", "are_ready", "become_array", "copy_arrays", "flatten", "inactive", "kernel_sources",
+    "listening", "lookup", "make_run", "map_nested", "needs_gradient", "note_seconds", "offsets_of", "on_tape",
+    "one_row_program", "own_outputs", "plan_class", "plan_messages", "respecified", "roll", "runs_natively",
+    "supports", "thread_state", "view_of_data", "wrap_backward",
 ]
 __version__ = "0.1.0"

@@ -9,7 +9,25 @@ import numpy as np
 
 from .mxnet_compat import mx
 
-__all__ = ["address_of_data", "view_of_data"]
+__all__ = ["address_of_data", "array_at", "view_of_data"]
+
+
+class _Memory:
+    """What numpy makes an array of: an address, and what keeps the memory there."""
+
+    __slots__ = ("__array_interface__", "keeper")
+
+    def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype, keeper: Any):
+        self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": dtype.str, "version": 3}
+        self.keeper = keeper
+
+
+def array_at(address: int, shape: tuple[int, ...], dtype: Any, keeper: Any = None) -> np.ndarray:
+    """The memory at an address as a numpy array; it keeps `keeper` alive."""
+    dtype = np.dtype(dtype)
+    if 0 in shape:                  # numpy takes no address of nothing
+        return np.empty(shape, dtype)
+    return np.asarray(_Memory(address, shape, dtype, keeper))
 
 
 def address_of_data(array: Any) -> int:
@@ -21,7 +39,4 @@ def address_of_data(array: Any) -> int:
 
 def view_of_data(array: Any) -> np.ndarray:
     """The memory itself as a numpy array that keeps the NDArray alive; it waits for nothing."""
-    dtype = np.dtype(array.dtype)
-    memory = (ctypes.c_char * (array.size * dtype.itemsize)).from_address(address_of_data(array))
-    memory.owner = array        # numpy holds `memory`, and so the NDArray
-    return np.frombuffer(memory, dtype).reshape(array.shape)
+    return array_at(address_of_data(array), array.shape, array.dtype, array)

@@ -314,7 +314,8 @@ class Run:
         read = cls.layout.reads[source]
         if not read.per_edge:
             return self._read(read, frame.start, frame.stop, shape)
-        rows = self.rows_of(self.buffers[read.buffer], read.rows, frame.edge_start, frame.edge_stop)
+        buffer = self._as_rows(self.buffers[read.buffer], shape, read.width)
+        rows = self.rows_of(buffer, read.rows, frame.edge_start, frame.edge_stop)
         if not read.summed:
             return rows
         assert cls.layout.edges is not None

@@ -164,6 +164,11 @@ class ClassLayout:
     edges: Segments | None = None       # edges grouped by position, for reductions over children
     names: dict[Any, Any] = field(default_factory=dict)     # source of a shared input -> its name in the whole run
 
+    @cached_property
+    def frames(self) -> IntArray:
+        """`whole` and all launches, a frame a row."""
+        return np.array([self.whole, *self.launches], np.int64)
+
 
 @dataclass(frozen=True)
 class Layout:

@@ -165,7 +165,11 @@ def respecified(vertex: VertexProgram, inputs: Mapping[int, tuple[Spec, Any]]) -
     values = {v: new.input(*inputs.get(v, (old.specs[v], source))) for v, source in old.inputs.items()}
     for instr in old.instrs:
         new.origin = instr.origin
-        values.update(zip(instr.outputs, new.call(instr.op, [values[v] for v in instr.inputs], dict(instr.attrs))))
+        operands = [values[v] for v in instr.inputs]
+        if instr.op == "spread" and new.specs[operands[0]].kind == SHARED:      # children see it as it is
+            values[instr.outputs[0]] = operands[0]
+            continue
+        values.update(zip(instr.outputs, new.call(instr.op, operands, dict(instr.attrs))))
     new.program.outputs = own_outputs(new, [values[v] for v in vertex.program.outputs])
     new.program.prune()
     return VertexProgram(new.program, vertex.num_states)

@@ -1,8 +1,9 @@
 """gluon_dynbatch: automatic dynamic batching for Gluon. The engine below it is `cavs_core`."""
 
+from . import policies
 from .errors import BatchingMismatchError, DiscardedError, DynBatchError
 from .scope import batching, flush
 from .vertex import vertex
 
-__all__ = ["BatchingMismatchError", "DiscardedError", "DynBatchError", "batching", "flush", "vertex"]
+__all__ = ["BatchingMismatchError", "DiscardedError", "DynBatchError", "batching", "flush", "policies", "vertex"]
 __version__ = "0.1.0"

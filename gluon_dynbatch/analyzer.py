@@ -6,6 +6,9 @@ Rows: a value of shape (.., H) is a stretch of rows of length H in the buffer of
 is there already: a call that only names part of a value (an alias) runs nowhere. An operator that treats the first axis
 of its operands as independent takes the entries of all calls as its positions, however many each has; its class is
 ragged, and a call with L entries occupies L positions. A call of any other class occupies one.
+
+Operands of a call are its columns. A class may take a list of any length: then its last columns (`slots` of them) are the
+parts of each element, and a call has their tokens once for every element.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from numba import njit
 
 from cavs_core import offsets_of
 
-__all__ = ["ClassInfo", "Recording", "Scan", "ClassRows", "Grouping", "scan", "group", "reached"]
+from .policies import Problem
+
+__all__ = ["ClassInfo", "Recording", "Scan", "ClassRows", "Grouping", "scan", "group", "problem_of", "reached"]
 
 
 class ClassInfo(NamedTuple):
@@ -33,6 +38,7 @@ class ClassInfo(NamedTuple):
     alias : -1, or the first row of the operand that the call's result is
     recorded : whether its calls were made under autograd.record
     owns_wanted : whether it has a parameter of its own whose gradient is asked for
+    slots : columns that are the parts of each element of a list, the last ones
     """
 
     operand_widths: tuple[int, ...]
@@ -42,6 +48,7 @@ class ClassInfo(NamedTuple):
     alias: int
     recorded: bool
     owns_wanted: bool
+    slots: int = 0
 
 
 @dataclass
@@ -60,6 +67,8 @@ class Recording:
         Whether a gradient may flow into the leaf.
     heads : int64 array
         Values that somebody outside still holds.
+    call_count : int64 array, shape (calls,)
+        The length of the list that a call takes; 0 where its class takes none.
     """
 
     classes: list[ClassInfo]
@@ -70,6 +79,7 @@ class Recording:
     leaf_widths: Any
     leaf_wanted: Any
     heads: Any
+    call_count: Any
 
     def per_class(self, what: Any, dtype: type = np.int64) -> Any:
         return np.array([what(c) for c in self.classes], dtype)
@@ -93,21 +103,27 @@ class Scan:
 
 def scan(r: Recording) -> Scan:
     """One pass in recorded order: an operand is always recorded before its reader."""
-    num_operands = r.per_class(lambda c: len(c.operand_widths))
+    num_columns, slots = r.per_class(lambda c: len(c.operand_widths)), r.per_class(lambda c: c.slots)
     num_outputs = r.per_class(lambda c: len(c.output_widths))
-    operand_offsets = offsets_of(num_operands[r.call_class])
+    operand_offsets = offsets_of((num_columns - slots)[r.call_class] + r.call_count * slots[r.call_class])
     value_offsets = offsets_of(num_outputs[r.call_class])
-    column_offsets = offsets_of(num_operands)
+    column_offsets = offsets_of(num_columns)
     depth, active, first, same, pending, wanted, maker = _scan(
-        r.call_class, operand_offsets, value_offsets, column_offsets, r.operands,
+        r.call_class, operand_offsets, value_offsets, column_offsets, slots, r.operands,
         r.per_class(lambda c: c.recorded, bool), r.per_class(lambda c: c.owns_wanted, bool),
         r.per_class(lambda c: c.alias), r.leaf_wanted)
     return Scan(depth, active, first, same, pending, wanted, column_offsets, operand_offsets, value_offsets, maker)
 
 
 @njit(cache=True, nogil=True)
-def _scan(call_class, operand_offsets, value_offsets, column_offsets, operands, recorded,  # type: ignore[no-untyped-def]
-          owns_wanted, alias, leaf_wanted):
+def _column(number, num_columns, slots):  # type: ignore[no-untyped-def]
+    """The column of an operand of a call, by its number among them."""
+    return number if number < num_columns else num_columns - slots + (number - num_columns) % slots
+
+
+@njit(cache=True, nogil=True)
+def _scan(call_class, operand_offsets, value_offsets, column_offsets, slots, operands,  # type: ignore[no-untyped-def]
+          recorded, owns_wanted, alias, leaf_wanted):
     num_calls, num_columns = len(call_class), column_offsets[-1]
     depth = np.zeros(num_calls, np.int64)
     active = np.zeros(num_calls, np.bool_)
@@ -122,7 +138,8 @@ def _scan(call_class, operand_offsets, value_offsets, column_offsets, operands, 
         d, flows = (0 if alias[c] < 0 else -1), owns_wanted[c]      # part of a leaf is as early as the leaf
         for j in range(operand_offsets[i], operand_offsets[i + 1]):
             token = operands[j]
-            column = column_offsets[c] + j - operand_offsets[i]
+            column = column_offsets[c] + _column(j - operand_offsets[i], column_offsets[c + 1] - column_offsets[c],
+                                                 slots[c])
             if not seen[column]:
                 seen[column], first[column] = True, token
             elif first[column] != token:
@@ -171,13 +188,14 @@ def _reached(call_class, operand_offsets, operands, maker, values, num_leaves, n
 class ClassRows:
     """One class, grouped: its calls in the order of the run, and the rows that they read and write."""
 
-    calls: Any                          # call numbers, by depth
+    calls: Any                          # call numbers, launch after launch
     offsets: Any                        # launch k runs positions offsets[k]:offsets[k + 1]
     call_offsets: Any                   # launch k runs calls[call_offsets[k]:call_offsets[k + 1]]
-    depths: Any                         # of each launch
+    depths: Any                         # of each launch: that of its first call
     columns: dict[int, Any]             # operand -> buffer rows, position after position; shared operands are absent
     shared: dict[int, int]              # operand -> leaf
     bases: list[int]                    # of each output: position p writes rows from base + p * width on
+    edge_offsets: Any = None            # the elements of position p's list: edge_offsets[p]:edge_offsets[p + 1]
 
 
 @dataclass
@@ -185,7 +203,7 @@ class Grouping:
     """All classes, and the buffers that they share."""
 
     classes: list[ClassRows]
-    order: list[tuple[int, int]]        # (class, launch) by depth
+    order: list[tuple[int, int]]        # (class, launch) in the order of the run
     buffer_rows: list[int]
     leaf_rows: Any                      # first row of each leaf in its buffer, or -1 where it is only shared
     leaf_counts: list[int]              # rows of leaves at the start of each buffer
@@ -194,15 +212,45 @@ class Grouping:
     chunks: list[Any]                   # per buffer: where the rows of one (class, launch) begin and end
 
 
-def group(r: Recording, s: Scan, num_buffers: int, unbatched: bool = False) -> Grouping:
-    """Group calls by class and depth, and give every value and leaf its rows.
+def problem_of(r: Recording, s: Scan, launch_us: Any, row_us: Any) -> Problem:
+    """What a policy needs to know; launch_us and row_us: float64 arrays, shape (classes,)."""
+    aliases = r.per_class(lambda c: c.alias >= 0, bool)[r.call_class]
+    indptr, producers = _producers(s.operand_offsets, r.operands, s.maker, aliases)
+    return Problem(np.where(aliases, -1, r.call_class), r.call_width, indptr, producers, launch_us, row_us)
 
-    A buffer's rows are: the leaves, then class after class the values of its calls, by depth. With `unbatched` every
-    call is a launch of its own.
+
+@njit(cache=True, nogil=True)
+def _producers(operand_offsets, operands, maker, aliases):  # type: ignore[no-untyped-def]
+    """The calls that each call waits for: makers of its operands, and of what they are part of."""
+    indptr = np.zeros(len(aliases) + 1, np.int64)
+    producers = np.empty(len(operands), np.int64)
+    runs = np.empty(len(aliases), np.int64)         # the call that makes what a call gives; -1: an outside array
+    count = 0
+    for i in range(len(aliases)):
+        runs[i] = i
+        for j in range(operand_offsets[i], operand_offsets[i + 1]):
+            producer = runs[maker[operands[j]]] if operands[j] >= 0 else -1
+            if aliases[i]:
+                runs[i] = producer
+            elif producer >= 0:
+                producers[count] = producer
+                count += 1
+        indptr[i + 1] = count
+    return indptr, producers[:count]
+
+
+def group(r: Recording, s: Scan, num_buffers: int, launch: Any) -> Grouping:
+    """Give every value and leaf its rows.
+
+    A buffer's rows are: the leaves, then class after class the values of its calls, launch after launch.
+
+    Parameters
+    ----------
+    launch : int64 array, shape (calls,)
+        The launch that runs each call, in the order of the run, as a policy gives it; -1 for aliases.
     """
     num_classes = len(r.classes)
-    key = r.call_class * (int(s.depth.max(initial=0)) + 1) + np.maximum(s.depth, 0)
-    by_key = np.argsort(key, kind="stable")
+    by_key = np.argsort(r.call_class * (len(launch) + 1) + launch, kind="stable")
     class_offsets = offsets_of(np.bincount(r.call_class, minlength=num_classes))
     calls = [by_key[class_offsets[c]:class_offsets[c + 1]] for c in range(num_classes)]
     position = np.empty(len(by_key), np.int64)          # of each call, inside its class
@@ -210,7 +258,8 @@ def group(r: Recording, s: Scan, num_buffers: int, unbatched: bool = False) -> G
         position[mine] = offsets_of(r.call_width[mine])[:-1]
 
     shared = [{k: int(-1 - s.first[col]) for k, col in enumerate(range(*s.column_offsets[c:c + 2]))
-               if s.same[col] and not s.pending[col] and not r.classes[c].split[k] and r.classes[c].alias < 0}
+               if s.same[col] and not s.pending[col] and not r.classes[c].split[k] and r.classes[c].alias < 0
+               and k < len(r.classes[c].operand_widths) - r.classes[c].slots}
               for c in range(num_classes)]
     leaf_rows, leaf_counts = _place_leaves(r, s, shared, num_buffers)
 
@@ -218,7 +267,7 @@ def group(r: Recording, s: Scan, num_buffers: int, unbatched: bool = False) -> G
     bases: list[list[int]] = []
     chunks = [[0, n] if n else [0] for n in leaf_counts]
     for mine, info in zip(calls, r.classes):
-        launches.append(_launches(r, s, mine, info, unbatched))
+        launches.append(_launches(r, launch[mine], mine, info))
         bases.append([])
         for buffer, width in zip(info.output_buffers, info.output_widths) if info.alias < 0 else ():
             bases[-1].append(rows[buffer])
@@ -228,32 +277,39 @@ def group(r: Recording, s: Scan, num_buffers: int, unbatched: bool = False) -> G
     value_rows, value_buffers, operand_rows = _place_values(r, s, position, bases, leaf_rows)
     classes = []
     for c, info in enumerate(r.classes):
-        operands = s.operand_offsets[calls[c]]
+        operands, fixed = s.operand_offsets[calls[c]], len(info.operand_widths) - info.slots
         columns = {k: _column_rows(operand_rows[operands + k], width, info.split[k], r.call_width[calls[c]],
                                    any(info.split))
-                   for k, width in enumerate(info.operand_widths) if k not in shared[c] and info.alias < 0}
-        offsets, call_offsets, depths = launches[c]
-        classes.append(ClassRows(calls[c], offsets, call_offsets, depths, columns, shared[c], bases[c]))
-    in_order = sorted((int(d), c, k) for c, (_, _, depths) in enumerate(launches) for k, d in enumerate(depths))
+                   for k, width in enumerate(info.operand_widths[:fixed]) if k not in shared[c] and info.alias < 0}
+        edges = None
+        if info.slots:
+            count = r.call_count[calls[c]]
+            edges = offsets_of(count)
+            first = np.repeat(operands + fixed - edges[:-1] * info.slots, count) + np.arange(edges[-1]) * info.slots
+            columns.update({fixed + k: operand_rows[first + k] for k in range(info.slots)})
+        offsets, call_offsets, _ = launches[c]
+        depths = s.depth[calls[c][call_offsets[:-1]]]
+        classes.append(ClassRows(calls[c], offsets, call_offsets, depths, columns, shared[c], bases[c], edges))
+    in_order = sorted((number, c, k) for c, (_, _, numbers) in enumerate(launches) for k, number in enumerate(numbers))
     return Grouping(classes, [(c, k) for _, c, k in in_order], rows, leaf_rows, leaf_counts, value_rows, value_buffers,
                     [np.array(c, np.int64) for c in chunks])
 
 
-def _launches(r: Recording, s: Scan, calls: Any, info: ClassInfo, unbatched: bool) -> Any:
-    """Launch offsets of a class as positions and as calls, and the depth of each launch. Aliases have none."""
+def _launches(r: Recording, launch: Any, calls: Any, info: ClassInfo) -> Any:
+    """Launch offsets of a class as positions and as calls, and the number of each launch. Aliases have none."""
     if info.alias >= 0:
-        return np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(0, np.int64)
-    depths = s.depth[calls]                             # ascending
-    starts = np.arange(len(calls)) if unbatched else np.flatnonzero(np.diff(depths, prepend=-1))
+        return np.zeros(1, np.int64), np.zeros(1, np.int64), []
+    starts = np.flatnonzero(np.diff(launch, prepend=-1))
     call_offsets = np.append(starts, len(calls))
-    return offsets_of(r.call_width[calls])[call_offsets], call_offsets, depths[starts]
+    return offsets_of(r.call_width[calls])[call_offsets], call_offsets, launch[starts].tolist()
 
 
 def _place_leaves(r: Recording, s: Scan, shared: list[dict[int, int]], num_buffers: int) -> Any:
     """Rows for the leaves that some call reads as rows of its own."""
     own = np.ones(len(s.same), bool)
     own[[s.column_offsets[c] + k for c, fixed in enumerate(shared) for k in fixed]] = False
-    used = _used(r.call_class, s.operand_offsets, s.column_offsets, r.operands, own, len(r.leaf_buffers))
+    used = _used(r.call_class, s.operand_offsets, s.column_offsets, r.per_class(lambda c: c.slots), r.operands, own,
+                 len(r.leaf_buffers))
     rows = np.full(len(used), -1, np.int64)
     counts = []
     for buffer in range(num_buffers):
@@ -265,12 +321,14 @@ def _place_leaves(r: Recording, s: Scan, shared: list[dict[int, int]], num_buffe
 
 
 @njit(cache=True, nogil=True)
-def _used(call_class, operand_offsets, column_offsets, operands, own, num_leaves):  # type: ignore[no-untyped-def]
+def _used(call_class, operand_offsets, column_offsets, slots, operands, own,  # type: ignore[no-untyped-def]
+          num_leaves):
     used = np.zeros(num_leaves, np.bool_)
     for i in range(len(call_class)):
-        column = column_offsets[call_class[i]] - operand_offsets[i]
+        c = call_class[i]
+        num_columns = column_offsets[c + 1] - column_offsets[c]
         for j in range(operand_offsets[i], operand_offsets[i + 1]):
-            if operands[j] < 0 and own[column + j]:
+            if operands[j] < 0 and own[column_offsets[c] + _column(j - operand_offsets[i], num_columns, slots[c])]:
                 used[-1 - operands[j]] = True
     return used
 

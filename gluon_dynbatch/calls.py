@@ -287,8 +287,8 @@ class Calls:
                 return Entry(-1, cls, rows, (), (), lambda operands: RETRY)
             self.by_signature[signature, recorded, parameters] = cls
             self.classes.append(cls)
-        number, num_operands = len(self.entries), len(signature.operand_specs)
+        number, num_operands = len(self.entries), len(signature.operand_specs) - signature.slots
         owners = tuple(map(self.owner, signature.output_specs(rows)))
-        append = make_append(num_operands, signature.structure, len(owners))(self, number, owners)
+        append = make_append(num_operands, signature.structure, len(owners), signature.slots)(self, number, owners)
         self.entries.append(Entry(number, cls, rows, numbers or (False,) * num_operands, owners, append))
         return self.entries[-1]

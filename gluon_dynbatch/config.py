@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 from cavs_core import BACKENDS
 
+from .methods import GRANULARITIES, POLICY_NAMES
+
 __all__ = ["Config"]
-
-_POLICIES = ("auto", "depth", "none")
-_GRANULARITIES = ("auto", "vertex", "op")
-
 
 @dataclass(frozen=True)
 class Config:
@@ -18,11 +16,15 @@ class Config:
 
     Parameters
     ----------
-    policy : "auto", "depth" or "none"
-        How calls are grouped. "depth": equal calls of the same depth share a launch. "none": every call is a launch of
-        its own (to measure what batching gains). "auto" is "depth".
-    granularity : "auto", "vertex" or "op"
-        What is one call. "vertex": a decorated or hybridized block. "op": every operator. "auto" is "vertex".
+    policy : "auto", "none", "depth", "agenda" or "cost"
+        How calls are grouped. "depth": equal calls of the same depth share a launch. "agenda": equal calls that are
+        ready, those first whose class has the lowest mean depth. "cost": the fewest and cheapest launches that a short
+        search finds. "none": every call is a launch of its own (to measure what batching gains). "auto" begins with
+        depth, tries the others, and keeps what is fastest for the model.
+    granularity : "auto", "op", "vertex" or "graph"
+        What is one call. "vertex": a decorated or hybridized block. "op": every operator. "graph": calls as with
+        "vertex", but samples of the same structure are planned once and run together, and others share nothing with
+        them. "auto" is "vertex"; with policy "auto", "vertex" or "graph", whatever is faster.
     backend : "auto", "native" or "mxnet"
         What runs the launches: "native" on the CPU (generated kernels and BLAS), "mxnet" anywhere. "auto" takes the
         native one on the CPU, once a model has run for as long as compiling its kernels takes.
@@ -30,6 +32,8 @@ class Config:
         Run every call once more by itself and raise BatchingMismatchError at the first that differs. Slow.
     max_pending : int, optional
         Flush when so many calls are pending, to bound memory.
+    analysis_budget : float
+        With policy "auto": the share of a step that planning may take, 0.05 for 5 percent.
     """
 
     policy: str = "auto"
@@ -37,10 +41,14 @@ class Config:
     backend: str = "auto"
     check: bool = False
     max_pending: int | None = None
+    analysis_budget: float = 0.05
 
     def __post_init__(self) -> None:
-        for name, allowed in (("policy", _POLICIES), ("granularity", _GRANULARITIES), ("backend", BACKENDS)):
+        for name, allowed in (("policy", POLICY_NAMES), ("granularity", GRANULARITIES), ("backend", BACKENDS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"batching({name}={getattr(self, name)!r}): expected one of {', '.join(allowed)}")
         if self.max_pending is not None and self.max_pending < 1:
             raise ValueError(f"batching(max_pending={self.max_pending!r}): expected a positive number or None")
+        if not 0 < self.analysis_budget <= 1:
+            raise ValueError(f"batching(analysis_budget={self.analysis_budget!r}): expected a share of a step, more than "
+                             "0 and at most 1")

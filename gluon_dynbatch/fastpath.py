@@ -1,6 +1,7 @@
 """Recording in one step: generated code for what is called thousands of times.
 
-A recorded call is a stretch of one list of numbers, the log: the number of its entry, then its operands. An operand is
+A recorded call is a stretch of one list of numbers, the log: the number of its entry, the length of the list that it
+takes if its class takes lists of any length, then its operands, those of such a list last. An operand is
 the token of an array, or a word id as it is; the entry knows which. Results are numbered in recorded order, and their
 tokens count from FIRST. A token is an int object that nobody has but the array that carries it and the list `made`, so
 that a flush can see by its reference count whether the array still lives. (The log has it too, until it is read.)
@@ -80,55 +81,114 @@ def flat_form(forms: tuple[Any, ...]) -> Iterator[str]:
 
 
 @cache
-def make_append(num_operands: int, structure: str, num_outputs: int) -> Callable[..., Any]:
-    """A function (calls, number, owners) -> append(operands) -> results or RETRY: for operands of every origin."""
+def make_append(num_operands: int, structure: str, num_outputs: int, slots: int = 0) -> Callable[..., Any]:
+    """A function (calls, number, owners) -> append(operands) -> results or RETRY: for operands of every origin.
+
+    With `slots` a list of any length follows `num_operands` others, so many operands an element.
+    """
     operands = [f"x{k}" for k in range(num_operands)]
+    unpacked, tokens = f"{_listed(operands)} = operands", [f"{x}.token" for x in operands]
+    if slots:
+        unpacked = "tokens = [x.token for x in operands]"
+        tokens = [f"(len(tokens) - {num_operands}) // {slots}", "*tokens"]
     lines = [
         "def make(calls, number, owners):",
         f"    {_listed(_outputs('o', num_outputs))} = owners",
         "    def append(operands, log=calls.log, made=calls.made):",
-        f"        {_listed(operands)} = operands",
-        *_record([f"{x}.token" for x in operands], structure, num_outputs, "RETRY"),
+        f"        {unpacked}" if operands or slots else "        pass",
+        *_record(tokens, structure, num_outputs, "RETRY"),
         "    return append"]
     return _compiled(lines)
 
 
 @cache
-def make_recorder(forms: tuple[Any, ...], structure: str, num_outputs: int) -> Callable[..., Any]:
-    """A function (calls, entries, other, general) -> record(args) -> results, for arguments of one form.
+def make_recorder(forms: tuple[Any, ...], structure: str, num_outputs: int, place: int = -1) -> Callable[..., Any]:
+    """A function (calls, entries, other, general, lengths) -> record(args) -> results, for arguments of one form.
 
     `entries` gives for the owners of the arrays the number of the entry and the owners of the results. `other` takes
-    arguments of other forms, `general` those of a call that came too late.
+    arguments of other forms, `general` those of a call that came too late. The argument at `place`, if it is not -1, is
+    a list of any of the `lengths`, whose elements have the form of the first; its owners come last.
     """
     lines = [
-        "def make(calls, entries, other, general):",
+        "def make(calls, entries, other, general, lengths=()):",
         "    outside, data = calls.outside, calls.data",
         "    def record(args, log=calls.log, made=calls.made):",
         f"        if len(args) != {len(forms)}: return other(args)"]
     operands: list[tuple[str, str]] = []
-    _unpack("args", forms, lines, operands)
+    _unpack("args", forms, lines, operands, place)
     arrays = [x for x, form in operands if form in KEYED]
     made = {"a": "if type({0}) is not LazyArray: {0} = outside({0})", "d": "{0} = data({0})"}
     lines += ["        " + made[form].format(x) for x, form in operands if form in KEYED]
+    owners, tokens = [f"{x}.owner" for x in arrays], [_TOKENS[form].format(x) for x, form in operands]
+    collect: list[str] = []
+    if place >= 0:
+        parts = _element_parts(forms[place])
+        owners += [f"w{k}" for k in range(parts or 1)]
+        tokens = ["count", *tokens, "*elements"]
+        lines += _first_element(f"args_{place}", forms[place], parts)
+        collect = _collect_elements(f"args_{place}", forms[place], parts)
     lines += [
-        f"        entry = entries.get(({_listed([f'{x}.owner' for x in arrays])}))",
+        f"        entry = entries.get(({_listed(owners)}))",
         "        if entry is None: return other(args)",
         f"        {_listed(['number', *_outputs('o', num_outputs)])} = entry",
-        *_record([_TOKENS[form].format(x) for x, form in operands], structure, num_outputs, "general(args)"),
+        *collect,
+        *_record(tokens, structure, num_outputs, "general(args)"),
         "    return record"]
     return _compiled(lines)
+
+
+def _element_parts(form: Any) -> int:
+    """How many arrays an element of a list is; 0 if it is one by itself."""
+    (element,) = form[1]
+    return 0 if isinstance(element, str) else len(element[1])
+
+
+def _open_element(element: str, form: Any, parts: int, indent: str) -> list[str]:
+    """Code that names the arrays of an element e0, e1, ..; or returns other(args)."""
+    if not parts:
+        return [f"{indent}e0 = {element}", f"{indent}if type(e0) is not LazyArray: e0 = outside(e0)"]
+    names = _outputs("e", parts)
+    kind = form[1][0][0].__name__
+    return [f"{indent}if type({element}) is not {kind} or len({element}) != {parts}: return other(args)",
+            f"{indent}{_listed(names)} = {element}",
+            *[f"{indent}if type({x}) is not LazyArray: {x} = outside({x})" for x in names]]
+
+
+def _first_element(name: str, form: Any, parts: int) -> list[str]:
+    """Code that checks a list and takes the owners w0, w1, .. of its first element."""
+    return [f"        if type({name}) is not {form[0].__name__}: return other(args)",
+            f"        count = len({name})",
+            "        if count not in lengths: return other(args)",
+            f"        first = {name}[0]",
+            *_open_element("first", form, parts, "        "),
+            *[f"        w{k} = e{k}.owner" for k in range(parts or 1)]]
+
+
+def _collect_elements(name: str, form: Any, parts: int) -> list[str]:
+    """Code that collects the tokens of all elements, whose owners must be those of the first."""
+    names = _outputs("e", parts or 1)
+    unlike = " or ".join(f"{x}.owner is not w{k}" for k, x in enumerate(names))
+    put = f"append({names[0]}.token)" if not parts else f"extend(({_listed([f'{x}.token' for x in names])}))"
+    return ["        elements = []",
+            f"        for element in {name}:",
+            *_open_element("element", form, parts, "            "),
+            f"            if {unlike}: return other(args)",
+            f"            elements.{put}"]
 
 
 KEYED = ("a", "d")              # what owners find the entry by
 _TOKENS = {"a": "{}.token", "d": "{}.token", "i": "{}", "n": "data({}).token"}     # how an operand gets into the log
 
 
-def _unpack(name: str, forms: tuple[Any, ...], lines: list[str], operands: list[tuple[str, str]]) -> None:
+def _unpack(name: str, forms: tuple[Any, ...], lines: list[str], operands: list[tuple[str, str]],
+            skipped: int = -1) -> None:
     """Code that takes the parts out of a tuple or list of known length, or returns other(args)."""
     parts = [f"{name}_{k}" for k in range(len(forms))]
     if parts:
         lines.append(f"        {_listed(parts)} = {name}")
-    for part, form in zip(parts, forms):
+    for k, (part, form) in enumerate(zip(parts, forms)):
+        if k == skipped:
+            continue
         if not isinstance(form, str):
             kind, inner = form
             lines.append(f"        if type({part}) is not {kind.__name__} or len({part}) != {len(inner)}: "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from cavs_core import WRITTEN, Target, add_rows
+from cavs_core import WRITTEN, Target, add_equal_rows, view_of_data
 from cavs_core.mxnet_compat import mx
 
 __all__ = ["as_arrays_like", "is_sparse", "target_of", "write_gradient"]
@@ -60,15 +61,22 @@ def _as_array(grad: Any, like: Any) -> Any:
 
 def _row_sparse(parts: Sequence[tuple[Any, Any]], like: Any) -> Any:
     """Rows with their numbers, equal ones added up, as a row_sparse array."""
-    numbers = np.concatenate([np.asarray(n).ravel().astype(np.int64) for n, _ in parts] or [np.zeros(0, np.int64)])
-    kept, place = np.unique(numbers, return_inverse=True)
-    rows = np.zeros((len(kept), *like.shape[1:]), like.dtype)
-    start = 0
-    for n, values in parts:
-        count = int(np.size(n))
-        add_rows(rows, place[start:start + count], values.reshape(count, *like.shape[1:]))
-        start += count
-    if not len(kept):
-        return mx.nd.sparse.zeros("row_sparse", like.shape, ctx=like.context, dtype=like.dtype)
-    made = mx.nd.from_numpy(rows), mx.nd.from_numpy(kept)       # nobody else has them
-    return mx.nd.sparse.row_sparse_array(made, shape=like.shape, ctx=like.context, dtype=like.dtype)
+    shape, ctx, dtype = like.shape, like.context, like.dtype
+    arrays: list[Any] = []
+
+    def rows(count: int) -> Any:
+        arrays.append(mx.nd.empty((count, *shape[1:]), ctx=mx.cpu(), dtype=dtype))
+        return view_of_data(arrays[0])
+
+    if not sum(np.size(n) for n, _ in parts):
+        return mx.nd.sparse.zeros("row_sparse", shape, ctx=ctx, dtype=dtype)
+    kept = add_equal_rows(parts, rows)
+    arrays.append(mx.nd.empty(kept.shape, ctx=mx.cpu(), dtype=np.int64))
+    view_of_data(arrays[1])[...] = kept
+    # What mx.nd.sparse.row_sparse_array does, without its checks and copies.
+    sparse = mx.nd.sparse
+    handle = sparse._new_alloc_handle("row_sparse", shape, ctx, False, dtype, [np.int64], [kept.shape])
+    made = sparse.RowSparseNDArray(handle)
+    for array, part in zip(arrays, (-1, 0)):
+        mx.base.check_call(mx.base._LIB.MXNDArraySyncCopyFromNDArray(handle, array.handle, ctypes.c_int(part)))
+    return made

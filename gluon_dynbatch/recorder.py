@@ -14,6 +14,7 @@ from cavs_core.mxnet_compat import autograd, gluon, mx
 
 from .calls import NO_ARRAY, BaseSparseNDArray, Calls, Entry
 from .fastpath import KEYED, RETRY, flat_form, form_of, make_recorder
+from .lists import ListCall, join_lengths, list_calls
 from .signature import INDEX_OPERANDS, Signature, operator_signature, vertex_signature
 from .values import SPECS, as_arrays, data_spec
 
@@ -236,41 +237,68 @@ class Recorder(Listener):
         except TypeError as error:
             return self._by_operators(f"{_title(title)} records operator by operator: {error}", identity, fn, args)
         key = tuple(specs)
-        entry = calls.by_key.get(key)
-        if entry is None:
+        known = calls.by_key.get(key)
+        if known is None:
             if key in self._refused:
                 return self._by_operators(self._refused[key], identity, fn, args)
             try:
-                signature = self._vertex_signature(key, identity, fn, _title(title), args)
+                known = calls.by_key[key] = self._vertex_entry(calls, key, identity, part, fn, title, args)
             except (TraceError, ProgramError) as error:
                 self._refused[key] = f"{_title(title)} records operator by operator: {str(error).splitlines()[0]}"
                 return self._by_operators(self._refused[key], identity, fn, args)
-            entry = calls.by_key[key] = calls.new_entry(signature, self.recording, identity=(identity, part))
+        entry, listed, lengths = known
+        if listed is not None:
+            operands = [operands[k] for k in listed.order]
         result = entry.append(operands)
         if result is RETRY:
             return self.record_vertex(identity, part, fn, title, args)
-        forms = form_of(args)
+        forms = form_of(args) if listed is None else listed.forms
         if forms is not None and calls is self.calls:
             def general(args: tuple[Any, ...]) -> Any:
                 return self.record_vertex(identity, part, fn, title, args)
 
-            self._go_short(calls, state, vertex_key(identity, part), forms, entry, operands, general)
+            place = -1 if listed is None else listed.place
+            self._go_short(calls, state, vertex_key(identity, part), forms, place, lengths, entry, operands, general)
         return result
 
-    def _go_short(self, calls: Calls, state: Any, vertex: Any, forms: Any, entry: Entry, operands: list[LazyArray],
-                  general: Any) -> None:
+    def _vertex_entry(self, calls: Calls, key: Any, identity: Any, part: Any, fn: Any, title: Any,
+                      args: tuple[Any, ...]) -> tuple[Entry, ListCall | None, Any]:
+        """What a vertex call is; and, if calls with lists of all lengths are the same, how it is one of them."""
+        numbered, specs = _numbered(args), [s for s in key[4:] if type(s) is int and s >= 0]
+        signature = self._vertex_signature(key, identity, fn, _title(title), numbered, specs)
+        training = self.training
+
+        def run_nested(block: Any, arguments: Any) -> Any:
+            with autograd.pause(train_mode=training):
+                return fn(block, *arguments)
+
+        for listed in list_calls(args, numbered, specs):
+            joined = join_lengths(_signatures_of(identity), (key[1], training), listed, signature, specs, run_nested,
+                                  numbered)
+            if joined is not None:
+                short = (joined[0], self.recording)
+                if short not in calls.by_key:
+                    calls.by_key[short] = calls.new_entry(*short, identity=(identity, part))
+                return calls.by_key[short], listed, joined[1]
+        return calls.new_entry(signature, self.recording, identity=(identity, part)), None, None
+
+    def _go_short(self, calls: Calls, state: Any, vertex: Any, forms: Any, place: int, lengths: Any, entry: Entry,
+                  operands: list[LazyArray], general: Any) -> None:
         """Let the next call of this vertex with such arguments go the short way."""
         signature = entry.cls.signature
-        key = (state, vertex, forms, signature.structure, len(entry.owners))
+        key = (state, vertex, forms, signature.structure, len(entry.owners), place)
         entries = calls.forms.get(key)
         if entries is None:
             entries = calls.forms[key] = {}
             table = calls.short[state][0]
-            table[vertex] = make_recorder(*key[2:])(calls, entries, table.get(vertex, general), general)
-        kinds = [form for form in flat_form(forms) if form in (*KEYED, "i", "n")]
+            table[vertex] = make_recorder(*key[2:])(calls, entries, table.get(vertex, general), general, lengths)
+        fixed = forms if place < 0 else forms[:place] + forms[place + 1:]
+        kinds = [form for form in flat_form(fixed) if form in (*KEYED, "i", "n")]
         if "i" in kinds:
             entry = calls.new_entry(signature, entry.cls.recorded, numbers=tuple(kind == "i" for kind in kinds))
-        entries[tuple(x.owner for x, kind in zip(operands, kinds) if kind in KEYED)] = (entry.number, *entry.owners)
+        owners = [x.owner for x, kind in zip(operands, kinds) if kind in KEYED]
+        owners += [x.owner for x in operands[len(kinds):len(kinds) + signature.slots]]
+        entries[tuple(owners)] = (entry.number, *entry.owners)
 
     def _collect(self, x: Any, calls: Calls, operands: list[LazyArray], specs: list[Any]) -> None:
         """Append what stands for an argument, and to `specs` what makes the signature: specs, nesting, constants."""
@@ -295,12 +323,12 @@ class Recorder(Listener):
         self.alone(reason)
         return fn(identity, *as_arrays(args))
 
-    def _vertex_signature(self, key: Any, identity: Any, fn: Any, title: str, args: Any) -> Signature:
+    def _vertex_signature(self, key: Any, identity: Any, fn: Any, title: str, numbered: Any,
+                          specs: list[int]) -> Signature:
         known = _signatures_of(identity)
         signature_key = (key[1], self.training, key[4:])
         if signature_key not in known or not known[signature_key].is_current():
-            specs = [s for s in key[4:] if type(s) is int and s >= 0]
-            signature = vertex_signature(fn, identity, title, _numbered(args), specs, self.training)
+            signature = vertex_signature(fn, identity, title, numbered, specs, self.training)
             sparse = [p.name for p in signature.params if p.parameter._grad_stype != "default"
                       and not signature.only_looks_up(p)]
             if sparse and self.recording:

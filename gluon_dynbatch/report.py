@@ -26,11 +26,18 @@ class Stats:
     leaves_ms: float = 0.0              # bringing outside arrays into buffers; part of execute_ms
     execute_ms: float = 0.0
     backward_ms: float = 0.0
+    cache_hits: int = 0                 # flushes whose plan was known
+    cache_misses: int = 0
+    predicted_execute_ms: float = 0.0   # by the cost model, before they ran
+    predicted_backward_ms: float = 0.0  # of the flushes whose backward pass has run
+    methods: dict[str, int] = field(default_factory=dict)       # policy and grain -> flushes
 
     def __str__(self) -> str:
         return (f"{self.calls} calls in {self.launches} launches ({self.ops} operators forward, {self.backward_ops} "
-                f"backward), {self.flushes} flushes; record {self.record_ms:.1f} ms, analyze {self.analyze_ms:.1f} ms, "
-                f"execute {self.execute_ms:.1f} ms, backward {self.backward_ms:.1f} ms; "
+                f"backward), {self.flushes} flushes; record {self.record_ms:.1f} ms, analyze {self.analyze_ms:.1f} ms "
+                f"({self.cache_hits} of {self.cache_hits + self.cache_misses} plans known), "
+                f"execute {self.execute_ms:.1f} ms ({self.predicted_execute_ms:.1f} predicted), "
+                f"backward {self.backward_ms:.1f} ms ({self.predicted_backward_ms:.1f} predicted); "
                 f"ran alone: {sum(self.fallbacks.values())}")
 
 
@@ -43,17 +50,17 @@ class Launch:
     depth: int
     calls: int
     rows: int                           # positions: a call on (L, ..) that is split into rows has L
-    operands: str                       # for each operand: shared, leaf (outside array of each call), or value
+    operands: str                       # of each: shared, leaf (outside array of each call), value, or a list's part
 
 
 class FlushReport:
     """One flush: why it happened and what it launched. The edges are worked out when somebody asks."""
 
     def __init__(self, reason: str, calls: Any, recording: Any, scanned: Any, grouping: Any, kinds: list[list[str]],
-                 backend: str = "mxnet", kernels: Any = None):
-        self.reason, self.backend = reason, backend
+                 backend: str = "mxnet", kernels: Any = None, method: str = ""):
+        self.reason, self.backend, self.method = reason, backend, method
         self._kernels = kernels             # () -> [(title, sources)]
-        words = {"S": "shared", "L": "leaf", "G": "value"}
+        words = {"S": "shared", "L": "leaf", "G": "value", "E": "list"}
         self.launches = []
         for c, k in grouping.order:
             cls, rows = calls.classes[c], grouping.classes[c]
@@ -90,7 +97,7 @@ def explain(stats: Stats, flushes: list[FlushReport], kernels: bool = False) -> 
     for number, flush in enumerate(flushes):
         total = sum(launch.calls for launch in flush.launches)
         lines += ["", f"flush {number} ({flush.reason}): {total} calls in {len(flush.launches)} launches, "
-                      f"{flush.aliases} that only name rows; backend {flush.backend}"]
+                      f"{flush.aliases} that only name rows; {flush.method}, backend {flush.backend}"]
         lines += _table([("depth", "calls", "rows", "what", "operands", "called by")] + [
             (str(x.depth), str(x.calls), str(x.rows), x.title, x.operands, x.where) for x in flush.launches])
     lines += ["", "ran alone (not batched):" if stats.fallbacks else "nothing ran alone"]

@@ -88,22 +88,21 @@ class Flushed:
     ----------
     run : the run, whose forward pass is done
     calls : what was recorded
-    tables, s, g : what was recorded, and what the analyzer found
-    plans : a ClassPlan per class
-    leaf_names : leaf -> its name in the run, for those that all calls of a class share
-    heads : Heads
+    tables : the same as arrays
+    planned : Planned
+    note_backward : called with the milliseconds of each backward pass
 
     Values are numbered as their tokens are, from FIRST on.
     """
 
-    def __init__(self, run: Any, calls: Any, tables: Any, s: Scan, g: Grouping, plans: Sequence[Any],
-                 leaf_names: dict[int, LeafName], heads: Heads):
-        self.run, self.r, self.s, self.g = run, tables.recording, s, g
+    def __init__(self, run: Any, calls: Any, tables: Any, planned: Any, note_backward: Callable[[float], None]):
+        self.run, self.r, self.s, self.g = run, tables.recording, planned.scan, planned.grouping
         # (Not the calls themselves: they hold this object, and a ring would keep its memory until the collector comes.)
         self.views, self.viewed, self.stats = calls.views, calls.viewed, calls.recorder.scope.stats
-        self.plans, self.leaf_names, self.heads = plans, leaf_names, heads
+        self.plans, self.leaf_names, self.heads = planned.plans, planned.names, planned.heads
+        self._note_backward = note_backward
         self.specs, self.leaves = tables.value_specs, tables.leaves
-        self.only_names_rows = self.r.per_class(lambda c: c.alias >= 0, bool)[self.r.call_class[s.maker]]
+        self.only_names_rows = self.r.per_class(lambda c: c.alias >= 0, bool)[self.r.call_class[self.s.maker]]
         self.taped: dict[int, Any] | None = None    # value -> NDArray on the tape, once they are there
         self.bases: dict[int, Any] = {}             # value -> NDArray whose views share its memory
         self.freed = False
@@ -245,7 +244,9 @@ class Flushed:
         grads = run.backward([], [n for n in names.values() if n is not None], messages, targets, sparse)
         found = [self._leaf_grad(grads, v) if isinstance(v, int) else grads.get(v) for v in variables]
         stats.backward_ops += run.launched - before
-        stats.backward_ms += (time.perf_counter() - start) * 1e3
+        took = (time.perf_counter() - start) * 1e3
+        stats.backward_ms += took
+        self._note_backward(took)
         return found
 
     def _is_sparse(self, variable: Any) -> bool:

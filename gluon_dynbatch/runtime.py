@@ -7,29 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import (
-    ClassLayout,
-    Frame,
-    Layout,
-    Place,
-    Read,
-    RowIndex,
-    copy_arrays,
-    kernel_sources,
-    make_run,
-    note_seconds,
-    plan_messages,
-    runs_natively,
-)
+from cavs_core import are_ready, copy_arrays, kernel_sources, make_run, note_seconds, runs_natively
 from cavs_core.mxnet_compat import autograd, mx
 
-from .analyzer import Grouping, Recording, group, scan
+from .analyzer import Grouping, Recording
 from .check import check_calls
+from .choose import choose_method
+from .planning import plan_flush
 from .report import FlushReport
-from .results import Flushed, Heads, LeafName
-from .signature import operand_source
+from .results import Flushed, LeafName
 from .tables import Leaves, read_calls
-from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS, as_array
+from .values import DEVICES, ROW_SPECS, WIDTHS, as_array
+from .weigh import cost_model, predict_ms
 
 __all__ = ["run_calls"]
 
@@ -43,94 +32,55 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     start = time.perf_counter()
     tables = read_calls(calls)
     recording, buffers, leaves = tables.recording, tables.buffers, tables.leaves
-    scanned = scan(recording)
-    grouping = group(recording, scanned, len(buffers), unbatched=scope.config.policy == "none")
-    heads = Heads(recording, scanned, grouping, tables.value_specs)
-    layout, plans, names, kinds = _lay_out(calls, recording, scanned, grouping, buffers, heads)
+    sample = choose_method(scope.config, calls.classes, tables)
+    planned, sample.known = plan_flush(calls, tables, sample.method)
+    layout, plans, grouping = planned.layout, planned.plans, planned.grouping
     analyzed = time.perf_counter()
     context = DEVICES[tables.value_specs[0]]
     native, fallback = runs_natively(layout, plans, context, scope.config.backend)
     if fallback:
         stats.fallbacks[fallback] = stats.fallbacks.get(fallback, 0) + 1
+    forward_ms, backward_ms = predict_ms(plans, layout) if native else (0.0, 0.0)
+    sample.counts = native and are_ready(plans)
     with autograd.pause(train_mode=autograd.is_training()):
-        arrays = _bind(plans, names, leaves, context)
+        arrays = _bind(plans, planned.names, leaves, context)
         stacking = time.perf_counter()
         fills = _fills(leaves, grouping, recording, buffers, native)
         stats.leaves_ms += (time.perf_counter() - stacking) * 1e3
         run = make_run(native, layout, plans, context, arrays, fills)
         run.forward()
-    note_seconds(plans, time.perf_counter() - analyzed)
-    flushed = Flushed(run, calls, tables, scanned, grouping, plans, names, heads)
+    finished = time.perf_counter()
+    note_seconds(plans, finished - analyzed)
+
+    def note_backward(ms: float) -> None:
+        sample.ms += ms
+        stats.predicted_backward_ms += cost_model().corrected("backward", backward_ms)
+        if sample.counts:
+            cost_model().observe("backward", backward_ms, ms)
+
+    flushed = Flushed(run, calls, tables, planned, note_backward)
     if scope.config.check:
-        check_calls(calls, flushed, tables, scanned)
+        check_calls(calls, flushed, tables, planned.scan)
+    sample.calls, sample.analyze_ms = len(recording.call_class), (analyzed - start) * 1e3
+    sample.ms += (finished - start) * 1e3
     stats.flushes += 1
     stats.calls += len(recording.call_class)
     stats.launches += len(grouping.order)
     stats.ops += run.launched
     stats.record_ms += (start - calls.started) * 1e3
-    stats.analyze_ms += (analyzed - start) * 1e3
-    stats.execute_ms += (time.perf_counter() - analyzed) * 1e3
+    stats.analyze_ms += sample.analyze_ms
+    stats.execute_ms += (finished - analyzed) * 1e3
+    stats.predicted_execute_ms += cost_model().corrected("forward", forward_ms)
+    stats.cache_hits += sample.known
+    stats.cache_misses += not sample.known
+    stats.methods[str(sample.method)] = stats.methods.get(str(sample.method), 0) + 1
+    if sample.counts:
+        cost_model().observe("forward", forward_ms, (finished - analyzed) * 1e3)
     titles = [cls.signature.title for cls in calls.classes]
-    scope.flushes.append(FlushReport(reason, calls, recording, scanned, grouping, kinds,
+    scope.flushes.append(FlushReport(reason, calls, recording, planned.scan, grouping, planned.kinds,
                                      "native" if native else "mxnet",
-                                     lambda: list(zip(titles, map(kernel_sources, plans)))))
+                                     lambda: list(zip(titles, map(kernel_sources, plans))), str(sample.method)))
     return flushed
-
-
-def _lay_out(calls: Any, r: Recording, s: Any, g: Grouping, buffers: list[int], heads: Heads) -> Any:
-    """A layout for the executor, a plan for each class, names of shared leaves, and the kinds of all operands."""
-    local = {number: k for k, number in enumerate(buffers)}
-    active = np.bincount(r.call_class[s.active], minlength=len(r.classes)) > 0
-    leaf_names: dict[int, LeafName] = {}
-    plans, classes, all_kinds = [], [], []
-    for c, rows in enumerate(g.classes):
-        signature, info = calls.classes[c].signature, r.classes[c]
-        columns = range(*s.column_offsets[c:c + 2])
-        kinds = ["S" if k in rows.shared else "G" if s.pending[col] else "L" for k, col in enumerate(columns)]
-        wanted = [bool(active[c] and s.wanted[col] and SPECS[signature.operand_specs[k]].is_float)
-                  for k, col in enumerate(columns)]
-        wanted_params = tuple(bool(active[c]) and p.parameter.grad_req != "null" for p in signature.params)
-        flows = bool(active[c]) and info.alias < 0
-        plans.append(signature.plan(kinds, wanted, wanted_params, flows, len(rows.offsets) == 2))
-        all_kinds.append(kinds)
-        reads = {operand_source(k, kinds[k]): Read(local[BUFFERS[signature.operand_specs[k]]], RowIndex(column),
-                                                   info.operand_widths[k]) for k, column in rows.columns.items()}
-        bounds = rows.offsets.tolist()
-        names = {operand_source(k, "S"): leaf_names.setdefault(leaf, LeafName(leaf))
-                 for k, leaf in rows.shared.items()}
-        writes = [Place(*place) for place in zip(info.output_buffers, rows.bases, info.output_widths)]
-        classes.append(ClassLayout(
-            Frame(0, bounds[-1]), [Frame(a, b) for a, b in zip(bounds, bounds[1:])], reads, writes, {}, _NO_ROWS,
-            names=names))
-    messages = _messages(g, plans, classes, heads) if active.any() else []          # none: no backward pass
-    layout = Layout(classes, g.order, g.buffer_rows, messages, [ROW_SPECS[number] for number in buffers])
-    return layout, plans, leaf_names, all_kinds
-
-
-_NO_ROWS = RowIndex(np.zeros(0, np.int64))      # recorded calls pull nothing by vertex
-
-
-def _messages(g: Grouping, plans: list[Any], classes: list[ClassLayout], heads: Heads) -> list[Any]:
-    """Who answers whom: readers' messages first, then one for each head."""
-    count = len(g.buffer_rows)
-    read: list[list[Any]] = [[] for _ in range(count)]
-    sent: list[list[Any]] = [[] for _ in range(count)]
-    free = [1] * count
-
-    def answer(buffer: int, rows: Any) -> None:
-        read[buffer].append(rows)
-        sent[buffer].append(free[buffer] + np.arange(len(rows)))
-        free[buffer] += len(rows)
-
-    for plan, part in zip(plans, classes):
-        for source in plan.grads:
-            if source in part.reads:
-                place = part.reads[source]
-                part.sends[source] = Place(place.buffer, free[place.buffer], place.width)
-                answer(place.buffer, place.rows.rows)
-    for buffer in range(count):
-        answer(buffer, heads.rows(buffer))
-    return [plan_messages(g.buffer_rows[b], read[b], sent[b], free[b], g.chunks[b]) for b in range(count)]
 
 
 # ---- arrays ----------------------------------------------------------------------------------

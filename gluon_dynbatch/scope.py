@@ -62,7 +62,7 @@ def flush() -> None:
 
 @contextlib.contextmanager
 def batching(policy: str = "auto", granularity: str = "auto", backend: str = "auto", check: bool = False,
-             max_pending: int | None = None):
+             max_pending: int | None = None, analysis_budget: float = 0.05):
     """Record what is called inside, and run it batched: when a value is needed, and at the end of the scope.
 
     Values and gradients equal those of the same code without the scope. See `Config` for the options. A scope inside a
@@ -74,7 +74,7 @@ def batching(policy: str = "auto", granularity: str = "auto", backend: str = "au
     ...     losses = [net(tree) for tree in batch]
     >>> autograd.backward(losses)                           # doctest: +SKIP
     """
-    config = Config(policy, granularity, backend, check, max_pending)
+    config = Config(policy, granularity, backend, check, max_pending, analysis_budget)
     outer = _local.scope
     if outer is not None:                       # nested scopes join the outer one
         yield outer
@@ -101,6 +101,7 @@ def batching(policy: str = "auto", granularity: str = "auto", backend: str = "au
 _watchers = 0
 _watch_lock = threading.Lock()
 _originals: dict[tuple[Any, str], Any] = {}
+_wrapped: dict[tuple[Any, str], tuple[Any, Any]] = {}       # original and wrapper: made once, not once a scope
 _WRITING = ("pull", "pushpull", "row_sparse_pull", "broadcast")     # methods of a KVStore that write their `out`
 
 
@@ -128,9 +129,13 @@ def _watching(recorder: Recorder):
 
 def _install() -> None:
     def replace(owner: Any, name: str, make: Any) -> None:
-        if name in vars(owner):
-            _originals[owner, name] = vars(owner)[name]
-            setattr(owner, name, functools.wraps(vars(owner)[name])(make(vars(owner)[name])))
+        original = vars(owner).get(name)
+        if original is None:
+            return
+        if _wrapped.get((owner, name), (None,))[0] is not original:
+            _wrapped[owner, name] = original, functools.wraps(original)(make(original))
+        _originals[owner, name] = original
+        setattr(owner, name, _wrapped[owner, name][1])
 
     def setter(what: str) -> Any:
         def make(original: Any) -> Any:

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from cavs_core import (
+    CHILD,
     ROW,
     SHARED,
     Arg,
     Builder,
     ClassPlan,
     Gather,
+    GatherAll,
     Leaf,
     Param,
     Program,
@@ -47,13 +49,16 @@ class Signature:
     operand_specs : spec numbers of the operands; of one row, for operands that are split
     split : which operands are split over the positions of a call; if any, the calls are ragged
     alias : -1, or the first row of the operand that the result is: such a call runs nowhere
+    slots : how many of the operands, the last ones, stand for the parts of each element of a list of any length
+    template : nested lists and tuples of None and result numbers: what a call returns
     structure : of what a call returns, as code
     run_alone : (block, operands) -> the distinct outputs of the call by itself on real arrays, by MXNet
     draws : whether the result is random
     """
 
     def __init__(self, title: str, program: Program, operand_specs: Sequence[int], context: Any, template: Any,
-                 run_alone: Callable[[Any, list[Any]], list[Any]], split: Sequence[bool] = (), alias: int = -1):
+                 run_alone: Callable[[Any, list[Any]], list[Any]], split: Sequence[bool] = (), alias: int = -1,
+                 slots: int = 0):
         values = list(dict.fromkeys(program.outputs))       # an array that is returned twice is one output
         places = [values.index(v) for v in program.outputs]
         builder = Builder(program)
@@ -66,7 +71,7 @@ class Signature:
         self.ragged = any(self.split)
         self.context = context
         self._output_specs: dict[int, list[int]] = {}
-        self.alias = alias
+        self.alias, self.slots, self.template = alias, slots, template
         self.structure = structure_of(map_nested(lambda k: k if k is None else places[k], template))
         self.params = [s for s in program.inputs.values() if isinstance(s, Param)]
         self.draws = any(instr.op == "uniform_like" for instr in program.instrs)
@@ -97,9 +102,15 @@ class Signature:
         return all(instr.op == "lookup" and instr.inputs[0] in values and instr.inputs[1] not in values
                    for instr in program.instrs if not values.isdisjoint(instr.inputs))
 
+    @property
+    def last_plan(self) -> ClassPlan | None:
+        """The newest plan; None if there is none yet."""
+        return next(reversed(self._plans.values()), None)
+
     def plan(self, kinds: Sequence[str], wanted: Sequence[bool], wanted_params: tuple[bool, ...], recorded: bool,
              in_one_launch: bool) -> ClassPlan:
-        """The plan of a class whose operand k is shared, a leaf or a recorded value: kinds[k] in "S", "L", "G"."""
+        """The plan of a class whose operand k is shared, a leaf, a recorded value, or part of the elements of a list:
+        kinds[k] in "S", "L", "G", "E"."""
         key = (tuple(kinds), tuple(wanted), wanted_params, recorded, in_one_launch)
         if key not in self._plans:
             old = self.vertex.program
@@ -108,7 +119,7 @@ class Signature:
                 if isinstance(source, Arg):
                     kind = kinds[source.index]
                     spec = old.specs[value]
-                    spec = Spec(spec.shape, spec.dtype, SHARED if kind == "S" else ROW)
+                    spec = Spec(spec.shape, spec.dtype, {"S": SHARED, "E": CHILD}.get(kind, ROW))
                     sources[value] = (spec, operand_source(source.index, kind))
             vertex = respecified(self.vertex, sources)
             asked = [operand_source(k, kind) for k, kind in enumerate(kinds) if wanted[k]]
@@ -118,7 +129,7 @@ class Signature:
 
 
 def operand_source(index: int, kind: str) -> Any:
-    return Shared(index) if kind == "S" else Leaf(index) if kind == "L" else Gather(index, 0)
+    return {"S": Shared, "L": Leaf, "E": GatherAll}[kind](index) if kind != "G" else Gather(index, 0)
 
 
 #: operands that hold one number for each row of another: vectors there are stored by rows

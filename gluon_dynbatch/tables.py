@@ -59,9 +59,9 @@ def read_calls(calls: Any) -> Tables:
     # From here on a token is held by `made`, and by its array if that still lives.
     counts = np.fromiter(map(sys.getrefcount, calls.made), np.int64, len(calls.made))
     entries, num_data = calls.entries, len(calls.leaves)
-    call_entry, operands, numbers, value_specs = _read(
-        log, *_joined([e.numbers for e in entries]), *_joined([[o.spec for o in e.owners] for e in entries]), FIRST,
-        num_data)
+    call_entry, call_count, operands, numbers, value_specs = _read(
+        log, *_joined([e.numbers for e in entries]), _array([e.cls.signature.slots for e in entries]),
+        *_joined([[o.spec for o in e.owners] for e in entries]), FIRST, num_data)
     calls.num_taken = len(value_specs)
     if len(counts) != calls.num_taken and threading.get_ident() == calls.recorder.thread:
         # (On another thread it only means that one more call is being recorded right now.)
@@ -81,7 +81,7 @@ def read_calls(calls: Any) -> Tables:
     recording = Recording(
         classes, _array([e.cls.number for e in entries])[call_entry], _array([e.rows for e in entries])[call_entry],
         operands, _array([_buffer_of(s, buffers) for s in leaf_specs.tolist()])[place],
-        _array([WIDTHS[s] for s in leaf_specs.tolist()])[place], leaf_wanted, heads)
+        _array([WIDTHS[s] for s in leaf_specs.tolist()])[place], leaf_wanted, heads, call_count)
     calls.forget()
     return Tables(recording, list(buffers), value_specs, Leaves(calls.leaves, numbers, leaf_specs[place],
                                                                       _parameters(calls)))
@@ -98,7 +98,7 @@ def _class_info(cls: Any, buffers: dict[int, int]) -> ClassInfo:
     return ClassInfo(
         tuple(WIDTHS[s] for s in signature.operand_specs), signature.split, tuple(WIDTHS[s] for s in outputs),
         tuple(_buffer_of(s, buffers) for s in outputs), signature.alias, cls.recorded,
-        cls.recorded and any(p.parameter.grad_req != "null" for p in signature.params))
+        cls.recorded and any(p.parameter.grad_req != "null" for p in signature.params), signature.slots)
 
 
 def _buffer_of(spec: int, buffers: dict[int, int]) -> int:
@@ -115,24 +115,34 @@ def _joined(parts: Sequence[Sequence[int]]) -> tuple[Any, Any]:
 
 
 @njit(cache=True, nogil=True)
-def _read(log, is_number, operand_offsets, output_specs, output_offsets, first, num_data):
+def _read(log, is_number, operand_offsets, slots, output_specs, output_offsets, first, num_data):
     """Go through the log once to count, and once more to read it."""
-    num_calls = num_numbers = num_values = at = 0
+    num_calls = num_numbers = num_values = num_operands = at = 0
     while at < len(log):
         entry = log[at]
         num_calls += 1
         num_values += output_offsets[entry + 1] - output_offsets[entry]
         for k in range(operand_offsets[entry], operand_offsets[entry + 1]):
             num_numbers += is_number[k]
-        at += 1 + operand_offsets[entry + 1] - operand_offsets[entry]
+        of_call = operand_offsets[entry + 1] - operand_offsets[entry]
+        at += 1
+        if slots[entry]:                # the length of a list stands before the operands
+            of_call += slots[entry] * log[at]
+            at += 1
+        num_operands += of_call
+        at += of_call
     call_entry = np.empty(num_calls, np.int64)
-    operands = np.empty(len(log) - num_calls, np.int64)
+    call_count = np.zeros(num_calls, np.int64)
+    operands = np.empty(num_operands, np.int64)
     numbers = np.empty(num_numbers, np.int64)
     value_specs = np.empty(num_values, np.int64)
     at = value = operand = number = 0
     for i in range(num_calls):
         entry = call_entry[i] = log[at]
         at += 1
+        if slots[entry]:
+            call_count[i] = log[at]
+            at += 1
         for k in range(operand_offsets[entry], operand_offsets[entry + 1]):
             x = log[at]
             if is_number[k]:
@@ -143,7 +153,12 @@ def _read(log, is_number, operand_offsets, output_specs, output_offsets, first, 
                 operands[operand] = x - first if x >= 0 else x
             operand += 1
             at += 1
+        for _ in range(call_count[i] * slots[entry]):
+            x = log[at]
+            operands[operand] = x - first if x >= 0 else x
+            operand += 1
+            at += 1
         for k in range(output_offsets[entry], output_offsets[entry + 1]):
             value_specs[value] = output_specs[k]
             value += 1
-    return call_entry, operands, numbers, value_specs
+    return call_entry, call_count, operands, numbers, value_specs

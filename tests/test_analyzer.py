@@ -5,27 +5,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gluon_dynbatch.analyzer import ClassInfo, Recording, group, scan
+from gluon_dynbatch.analyzer import ClassInfo, Recording, group, problem_of, scan
+from gluon_dynbatch.policies import POLICIES
 
 
-def info(operands=1, outputs=1, buffer=0, split=None, alias=-1, recorded=True, owns=False, widths=None):
+def info(operands=1, outputs=1, buffer=0, split=None, alias=-1, recorded=True, owns=False, widths=None, slots=0):
     return ClassInfo((widths or (1,) * operands), split or (False,) * operands, (1,) * outputs, (buffer,) * outputs,
-                     alias, recorded, owns)
+                     alias, recorded, owns, slots)
 
 
 def recording(classes, calls, num_leaves=0, wanted=(), heads=()):
-    """calls: (class, positions, tokens)."""
+    """calls: (class, positions, tokens); more tokens than the class has columns are those of a list."""
     call_class, width, tokens = zip(*calls) if calls else ((), (), ())
+    slots = [classes[c].slots for c in call_class]
+    counts = [(len(t) - len(classes[c].operand_widths) + n) // n if n else 0
+              for c, t, n in zip(call_class, tokens, slots)]
     return Recording(
         classes, np.array(call_class, np.int64), np.array(width, np.int64),
         np.array([t for part in tokens for t in part], np.int64), np.zeros(num_leaves, np.int64),
-        np.ones(num_leaves, np.int64), np.isin(np.arange(num_leaves), wanted), np.array(heads, np.int64))
+        np.ones(num_leaves, np.int64), np.isin(np.arange(num_leaves), wanted), np.array(heads, np.int64),
+        np.array(counts, np.int64))
 
 
-def analyze(classes, calls, num_leaves=0, wanted=(), **options):
+def analyze(classes, calls, num_leaves=0, wanted=(), policy="depth"):
     r = recording(classes, calls, num_leaves, wanted)
     s = scan(r)
-    return r, s, group(r, s, 1, **options)
+    problem = problem_of(r, s, np.ones(len(classes)), np.ones(len(classes)))
+    return r, s, group(r, s, 1, POLICIES[policy].plan(problem))
 
 
 def test_depths_and_launches():
@@ -101,7 +107,7 @@ def test_wide_values_are_several_rows():
 
 
 def test_unbatched_gives_every_call_a_launch():
-    _, _, g = analyze([info()], [(0, 1, [-1]), (0, 1, [-2]), (0, 1, [0])], num_leaves=2, unbatched=True)
+    _, _, g = analyze([info()], [(0, 1, [-1]), (0, 1, [-2]), (0, 1, [0])], num_leaves=2, policy="none")
     assert len(g.order) == 3 and g.classes[0].depths.tolist() == [0, 0, 1]
 
 
@@ -113,21 +119,22 @@ def test_nothing_recorded():
 @st.composite
 def recordings(draw):
     num_classes, num_leaves = draw(st.integers(1, 4)), draw(st.integers(1, 5))
-    classes = [info(operands=draw(st.integers(1, 3)), outputs=draw(st.integers(1, 2)),
+    classes = [info(operands=draw(st.integers(1, 3)), outputs=draw(st.integers(1, 2)), slots=draw(st.integers(0, 1)),
                     owns=draw(st.booleans()), recorded=draw(st.booleans())) for _ in range(num_classes)]
     calls, values = [], 0
     for _ in range(draw(st.integers(0, 25))):
         c = draw(st.integers(0, num_classes - 1))
-        tokens = [draw(st.integers(-num_leaves, values - 1)) for _ in classes[c].operand_widths]
+        more = draw(st.integers(-1, 3)) if classes[c].slots else 0
+        tokens = [draw(st.integers(-num_leaves, values - 1)) for _ in range(len(classes[c].operand_widths) + more)]
         calls.append((c, 1, tokens))
         values += len(classes[c].output_widths)
     return classes, calls, num_leaves
 
 
-@given(recordings(), st.booleans())
-def test_every_plan_runs_each_call_once_after_its_operands_and_mixes_only_one_class(drawn, unbatched):
+@given(recordings(), st.sampled_from(sorted(POLICIES)))
+def test_every_plan_runs_each_call_once_after_its_operands_and_mixes_only_one_class(drawn, policy):
     classes, calls, num_leaves = drawn
-    r, s, g = analyze(classes, calls, num_leaves, wanted=[0], unbatched=unbatched)
+    r, s, g = analyze(classes, calls, num_leaves, wanted=[0], policy=policy)
     when = {}
     for time, (c, k) in enumerate(g.order):
         rows = g.classes[c]
@@ -146,13 +153,17 @@ def test_columns_read_the_rows_of_their_tokens(drawn):
     classes, calls, num_leaves = drawn
     _, s, g = analyze(classes, calls, num_leaves)
     for c, rows in enumerate(g.classes):
-        for k in range(len(classes[c].operand_widths)):
-            tokens = [calls[i][2][k] for i in rows.calls.tolist()]
+        fixed, slots = len(classes[c].operand_widths) - classes[c].slots, classes[c].slots
+        for k in range(fixed + slots):
+            tokens = [t for i in rows.calls.tolist() for t in (calls[i][2][k:k + 1] if k < fixed else
+                                                               calls[i][2][k::slots])]
             if tokens and k in rows.shared:
                 assert set(tokens) == {-1 - rows.shared[k]}
             elif tokens:
                 want = [g.value_rows[t] if t >= 0 else g.leaf_rows[-1 - t] for t in tokens]
                 assert rows.columns[k].tolist() == [int(w) for w in want]
+        if slots:
+            assert np.diff(rows.edge_offsets).tolist() == [len(calls[i][2]) - fixed for i in rows.calls.tolist()]
 
 
 @pytest.mark.parametrize("length", [100_000])

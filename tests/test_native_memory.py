@@ -26,9 +26,17 @@ class TestArena:
         assert arena.stats() == {"taken": 3, "made": 2, "free_blocks": 0, "free_bytes": 0}
 
     @pytest.mark.parametrize("nbytes", [0, 1, 4096, 4097, 5000, 10**6, 2**24, 2**24 + 1])
-    def test_sizes_waste_at_most_a_quarter(self, nbytes):
+    def test_a_new_block_has_room_to_grow(self, nbytes):
         size = Arena().take(nbytes).nbytes
-        assert nbytes <= size <= max(4096, nbytes * 1.25 + 1)
+        assert nbytes <= size <= max(5120, nbytes * 1.5 + 1024)
+
+    def test_a_larger_block_serves_a_smaller_wish_but_not_a_much_smaller_one(self):
+        arena = Arena()
+        block = arena.take(100_000)
+        arena.give_back(block)
+        assert arena.take(60_000) is block
+        arena.give_back(block)
+        assert arena.take(20_000) is not block
 
     def test_what_nobody_wants_is_let_go(self):
         arena = Arena(patience=100)

@@ -37,8 +37,9 @@ class Block:
 class Arena:
     """Blocks by size: taken, given back, and taken again by the next step. Any thread may do either.
 
-    Sizes are rounded up to one of four between powers of two, so that steps of about the same size share blocks. A
-    block that nobody wanted while `patience` others were taken is let go.
+    Mini-batches differ in size, and memory that nobody has touched yet is slow. So a block may be larger than what is
+    asked for, up to twice; and a new one has room to grow. What is never touched costs no memory. A block that nobody
+    wanted while `patience` others were taken is let go.
 
     Examples
     --------
@@ -54,23 +55,26 @@ class Arena:
 
     def __init__(self, patience: int = 1000) -> None:
         self._patience = patience
-        self._free: dict[int, list[Block]] = defaultdict(list)      # by size; the end was used last
+        self._free: dict[int, list[Block]] = defaultdict(list)      # by size class; the end was used last
         self._clock = self._made = 0
 
     def take(self, nbytes: int) -> Block:
         """A block of at least so many bytes; what is in it is undefined."""
-        size = _rounded(nbytes)
         self._clock += 1
-        try:
-            return self._free[size].pop()
-        except IndexError:
-            self._made += 1
-            return Block(size)
+        smallest = _class_of(nbytes)
+        for size in range(smallest, smallest + _PER_DOUBLING + 1):
+            if self._free[size]:
+                try:
+                    return self._free[size].pop()
+                except IndexError:      # another thread was faster
+                    pass
+        self._made += 1
+        return Block(_bytes_of(smallest + 1))
 
     def give_back(self, block: Block) -> None:
         """Nobody reads or writes the block any more."""
         block.given_back = self._clock
-        self._free[block.nbytes].append(block)
+        self._free[_class_of(block.nbytes)].append(block)
         if self._clock % 64 == 0:
             self._trim()
 
@@ -88,10 +92,19 @@ class Arena:
         return {"taken": self._clock, "made": self._made, "free_blocks": len(free), "free_bytes": sum(free)}
 
 
-def _rounded(nbytes: int) -> int:
-    """The next of .., 4, 5, 6, 7, 8, 10, 12, 14, 16, .. times a power of two."""
-    unit = 1 << max(max(nbytes, _SMALLEST).bit_length() - 3, 0)
-    return -(-max(nbytes, _SMALLEST) // unit) * unit
+_PER_DOUBLING = 4       # size classes
+
+
+def _class_of(nbytes: int) -> int:
+    """The number of the smallest class that holds so many bytes: 4, 5, 6, 7, 8, 10, 12, 14, 16, .. times 1024."""
+    units = -(-max(nbytes, _SMALLEST) // 1024)
+    shift = units.bit_length() - 3
+    return _PER_DOUBLING * shift + -(-units // (1 << shift)) - 4
+
+
+def _bytes_of(size: int) -> int:
+    """The bytes of a class."""
+    return (4 + size % _PER_DOUBLING) << (size // _PER_DOUBLING + 10)
 
 
 def address_of(array: np.ndarray) -> int:

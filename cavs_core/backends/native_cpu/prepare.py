@@ -14,7 +14,7 @@ from .lower import lower_class
 from .stages import OwnMemory, Refs, Stage
 from .values import Lowered, size_of
 
-__all__ = ["Prepared", "kernel_sources", "prepare", "seconds_to_compile", "size_of", "why_not"]
+__all__ = ["Prepared", "are_ready", "kernel_sources", "prepare", "seconds_to_compile", "size_of", "why_not"]
 
 
 class Prepared:
@@ -65,6 +65,11 @@ def why_not(plan: ClassPlan) -> str:
 
 
 _NOT_IN_KERNELS = ("spread", "child_sum", "child_max", "stack_rows", "sum_rows", "uniform_like")
+
+
+def are_ready(plans: Iterable[ClassPlan]) -> bool:
+    """Whether all classes are compiled: a run does nothing but run."""
+    return all("native" in plan.compiled and plan.compiled["native"].ready for plan in plans if plan.forward.critical)
 
 
 def kernel_sources(plan: ClassPlan) -> list[str]:

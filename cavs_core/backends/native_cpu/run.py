@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ...array_memory import array_at
 from ...layout import ClassLayout, Layout, RowIndex
 from ...mxnet_compat import mx
 from ...plan import ClassPlan, buffer_specs
 from ...program import CHILD, SHARED, Pull, Spec
 from ..targets import WRITTEN, Target
-from . import ops
 from .ir import ScatterOp
 from .memory import ARENA, Block, address_of, data_address, view_of
 from .prepare import prepare, size_of
@@ -23,7 +22,6 @@ from .stages import Stage, Sum
 from .table import Table
 
 __all__ = ["NativeRun"]
-
 
 
 class NativeRun:
@@ -183,14 +181,14 @@ class NativeRun:
                 made = [self._emit(c, stage, table) for stage in self._prepared[c].stages[direction][phase]]
                 spans[c] = [span for span in made if span[0] < span[1]]
                 if phase != 1 and spans[c]:
-                    table.launch(np.array([self.layout.classes[c].whole], np.int64), spans[c], self._bounds(c))
+                    table.launch(self.layout.classes[c].frames[:1], spans[c], self._bounds(c))
             if phase == 1:
-                table.launch_in_order(order, {c: (np.array(self.layout.classes[c].launches, np.int64).reshape(-1, 4),
-                                                  spans[c], self._bounds(c)) for c in in_order})
+                table.launch_in_order(order, {c: (self.layout.classes[c].frames[1:], spans[c], self._bounds(c))
+                                              for c in in_order})
         self.launched += table.run()
         for name, op, rows, (index, values) in self._looked_up:
             self._grads.setdefault(name, []).append(
-                (_array_at(index, (rows,), op.index_dtype), _array_at(values, (rows, op.width), op.dtype)))
+                (array_at(index, (rows,), op.index_dtype), array_at(values, (rows, op.width), op.dtype)))
 
     def _bounds(self, c: int) -> int:
         edges = self.layout.classes[c].edges
@@ -223,8 +221,8 @@ class NativeRun:
                 return
             target, accumulate = self._grad_memory(c, name, part.source)
         if isinstance(part.op, ScatterOp) and not accumulate:
-            _array_at(target, (part.op.size * part.op.width,), part.op.dtype)[:] = 0
-        table.add(ops.table([part.with_addresses(reads, target, accumulate)]))
+            array_at(target, (part.op.size * part.op.width,), part.op.dtype)[:] = 0
+        table.add(part.with_addresses(reads, target, accumulate))
 
     def _grad_memory(self, c: int, name: Any, source: Any) -> tuple[int, bool]:
         """Where the gradient of a shared source goes, and whether it is added to what is there."""
@@ -267,7 +265,7 @@ class NativeRun:
         part, spec = self.layout.classes[c].whole, self.plans[c].specs[v]
         rows = 1 if spec.kind == SHARED else part.num_edges if spec.kind == CHILD else part.num_rows
         number = self._prepared[c].refs.number(("value", v))
-        return _array_at(int(self._addresses[c][number]), (rows, *spec.shape), spec.dtype)
+        return array_at(int(self._addresses[c][number]), (rows, *spec.shape), spec.dtype)
 
     def _address(self, c: int, ref: int) -> int:
         known = self._addresses[c]
@@ -349,12 +347,6 @@ def _aligned(nbytes: int) -> int:
 
 def _row_address(array: Any, row: int) -> int:
     return address_of(array) + row * array.strides[0]
-
-
-def _array_at(address: int, shape: tuple[int, ...], dtype: str) -> Any:
-    """Memory of a block that somebody holds, as an array."""
-    count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    return np.frombuffer((ctypes.c_char * count).from_address(address), dtype).reshape(shape)
 
 
 def _as_ndarray(values: Any) -> Any:

@@ -44,9 +44,8 @@ class OwnMemory:
 
     def sizes(self, part: Any) -> Any:
         """The bytes that each needs, in cache lines."""
-        whole, launches = part.whole, np.array(part.launches, np.int64).reshape(-1, 4)
-        counts = np.array([whole.num_rows, whole.num_edges, 1, (launches[:, 1] - launches[:, 0]).max(initial=0),
-                           (launches[:, 3] - launches[:, 2]).max(initial=0)])
+        largest = (part.frames[1:, 1::2] - part.frames[1:, ::2]).max(axis=0, initial=0)
+        counts = np.array([part.whole.num_rows, part.whole.num_edges, 1, *largest])
         return -(-counts[self._kinds] * self._bytes // 64) * 64
 
 
@@ -57,26 +56,28 @@ class Sum:
         self.op = op
         domain = _DOMAINS[op.domain]
         if isinstance(op, SumProductOp):
-            self.row = ops.sum_product_op(0, op.n, 0, op.k, 0, op.k, op.n, op.k, dtype=op.dtype, m=op.rows,
+            row = ops.sum_product_op(0, op.n, 0, op.k, 0, op.k, op.n, op.k, dtype=op.dtype, m=op.rows,
                                           domain=domain)
             read: Sequence[Ref] = (op.a, op.b)
         elif isinstance(op, ColumnSumOp):
-            self.row = ops.column_sum_op(0, op.n, 0, op.n, dtype=op.dtype, domain=domain)
+            row = ops.column_sum_op(0, op.n, 0, op.n, dtype=op.dtype, domain=domain)
             read = (op.a,)
         else:
-            self.row = ops.scatter_add_op(0, op.index_dtype, 0, op.width, 0, op.width, op.width, dtype=op.dtype,
+            row = ops.scatter_add_op(0, op.index_dtype, 0, op.width, 0, op.width, op.width, dtype=op.dtype,
                                           m=op.count, domain=domain)
             read = (op.index, op.values)
+        self._rows = ops.table([row])
         self.reads = [refs.number(ref) for ref in read]
         kind, self.source = op.target
         self.own = 0 if kind == "grad" else refs.number(op.target)     # memory of the class, if it is no gradient
 
-    def with_addresses(self, addresses: Sequence[int], target: int, accumulate: bool) -> list[int]:
-        row = list(self.row)
+    def with_addresses(self, addresses: Sequence[int], target: int, accumulate: bool) -> Any:
+        """The row of the op table, as a table."""
+        made = self._rows.copy()
         for column, address in zip((ops.A, ops.B), addresses):
-            row[column] = address
-        row[ops.C], row[ops.ACCUMULATE] = target, accumulate
-        return row
+            made[0, column] = address
+        made[0, ops.C], made[0, ops.ACCUMULATE] = target, accumulate
+        return made
 
 
 class Stage:

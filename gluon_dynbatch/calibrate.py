@@ -1,0 +1,327 @@
+"""Measures the constants of this machine for `cost_model.py`, and keeps them beside the compiled kernels.
+
+Small classes run as launch tables of the native backend, and small models through `batching`. The constants are those
+with which the cost model explains all of these times best.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+from tqdm import tqdm
+
+from cavs_core import (
+    SHARED,
+    Builder,
+    ClassLayout,
+    Frame,
+    Gather,
+    Layout,
+    Param,
+    Place,
+    Program,
+    Read,
+    RowIndex,
+    Spec,
+    VertexProgram,
+    make_run,
+    own_outputs,
+    plan_class,
+)
+from cavs_core.backends.native_cpu.kernel_cache import cache_folder
+from cavs_core.mxnet_compat import autograd, gluon, mx
+
+from .cost_model import Device, work_of
+from .scope import batching
+from .vertex import vertex
+
+__all__ = ["DEFAULT", "calibrate", "fingerprint", "load_or_calibrate", "run_calibrate"]
+
+#: measured on 2 cores of an AMD EPYC (Zen 4) and rounded: for use before this machine is measured
+DEFAULT = Device("2 cores of an AMD EPYC", launch_us=3.0, op_us=0.07, gflops=200.0, rows_half=2.0, depth_half=75.0,
+                 element_ns=0.01, transcendental_ns=0.13, gather_ns_per_byte=0.033, flush_us=430.0, class_us=90.0,
+                 analysis_us=530.0, analysis_us_per_call=0.3, record_us_per_call=1.1, compile_s_per_kernel=0.3)
+
+_ROUNDS = 16            # every case is timed in each of them
+_QUIET = 0.25           # this quantile of its times counts: a machine is disturbed now and then, and always upwards
+
+#: What times are made of. Each part has a price; that of a pass on its own, or of a head, is no constant of a device.
+_PARTS = ("pass", "forward", "backward", "head", "class", "launch", "op", "flop", "matrix", "sum", "element",
+          "transcendental", "byte")
+
+
+def calibrate(progress: bool = True) -> Device:
+    """Measure this machine: a few seconds, and some more for compiling kernels the first time.
+
+    Parameters
+    ----------
+    progress : show a line on stderr; compiling shows its own
+    """
+    # In a thread of its own: scopes and autograd belong to threads, and the caller may be inside of one.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(_calibrate, progress).result()
+
+
+def _calibrate(progress: bool) -> Device:
+    seconds = min(_seconds_to_compile() for _ in range(2))      # the first starts the compiler
+    tables = _tables()
+    _compile(tables)
+    flushes = [_Flush(1, 2, 2), _Flush(1, 2, 128), _Flush(1, 1024, 2), _Flush(12, 2, 2)]
+    for flush in flushes:
+        flush.measure()
+    cases: list[Any] = [*tables, *flushes]
+    times: list[list[Any]] = [[] for _ in cases]
+    with tqdm(total=_ROUNDS * len(cases), desc="measuring this machine", file=sys.stderr, disable=not progress) as bar:
+        for _ in range(_ROUNDS):            # round after round, so that a disturbance spoils one time of each case
+            for case, found in zip(cases, times):
+                found.append(case.measure())
+                bar.update()
+    quiet = [np.quantile(np.array(found), _QUIET, axis=0) for found in times]
+    by_flush = np.array(quiet[len(tables):])                # (flushes, 4): forward, backward, analysis, recording
+    counts = [case.counts for case in tables] + [c for flush in flushes for c in flush.counts]
+    price = dict(zip(_PARTS, _prices(np.array([[c.get(part, 0) for part in _PARTS] for c in counts]),
+                                     np.concatenate([quiet[:len(tables)], by_flush[:, :2].ravel()]))))
+    calls = np.array([[1, flush.calls] for flush in flushes if len(flush.cells) == 1])
+    analysis, recording = (_prices(calls, by_flush[:len(calls), k]) for k in (2, 3))
+    return Device(
+        "this machine", launch_us=price["launch"], op_us=price["op"], gflops=1e-3 / price["flop"],
+        rows_half=price["matrix"] / price["flop"], depth_half=price["sum"] / price["flop"],
+        element_ns=1e3 * price["element"], transcendental_ns=1e3 * price["transcendental"],
+        gather_ns_per_byte=1e3 * price["byte"], flush_us=(price["forward"] + price["backward"]) / 2,
+        class_us=price["class"], analysis_us=analysis[0], analysis_us_per_call=analysis[1],
+        record_us_per_call=recording[1], compile_s_per_kernel=seconds, fingerprint=fingerprint())
+
+
+def _prices(counts: Any, times: Any) -> list[float]:
+    """The prices above 0 with which counts @ prices is nearest to the times, by their ratio.
+
+    Parameters
+    ----------
+    counts : array, shape (cases, parts)
+    times : array, shape (cases,)
+    """
+    shares = counts / times[:, None]
+    scale = shares.max(axis=0)
+    shares = shares / scale
+    squares, wanted, price = shares.T @ shares, shares.sum(axis=0), np.full(len(scale), 1e-6)
+    for _ in range(2000):               # one price after the other: so few need no better method
+        for j in range(len(price)):
+            price[j] = max(1e-6, price[j] + (wanted[j] - squares[j] @ price) / squares[j, j])
+    return [float(p) for p in price / scale]
+
+
+# ---- launch tables -----------------------------------------------------------------------------------------------
+
+class _Table:
+    """A class that reads rows of (1, width) through an index, `rows` of them in each of its launches.
+
+    Parameters
+    ----------
+    build : (builder, value of shape (1, width), function that makes an (n, k) matrix) -> result
+    """
+
+    def __init__(self, build: Callable[[Any, int, Any], int], width: int, rows: int, launches: int):
+        b = Builder(Program(name="calibration"))
+        self.arrays: dict[Any, Any] = {}
+
+        def matrix(n: int, k: int) -> int:
+            param = Param(None, f"w{len(self.arrays)}")
+            self.arrays[param] = mx.nd.random.uniform(-1 / k, 1 / k, (n, k), ctx=mx.cpu())
+            return b.input(Spec((n, k), "float32", SHARED), param)
+
+        out = build(b, b.input(Spec((1, width), "float32"), Gather(0, 0)), matrix)
+        b.program.outputs = own_outputs(b, [out])
+        self.plan = plan_class(VertexProgram(b.program, 1), (), recording=False, in_one_launch=False)
+        every, draw = rows * launches, np.random.default_rng(0)
+        index = np.tile(draw.permutation(rows), launches)
+        self.part = ClassLayout(Frame(0, every), [Frame(k * rows, (k + 1) * rows) for k in range(launches)],
+                                {Gather(0, 0): Read(0, RowIndex(index))}, [Place(1, 0)], {}, RowIndex(index[:0]))
+        self.layout = Layout([self.part], [(0, k) for k in range(launches)], [rows, every], [],
+                             [Spec((width,), "float32"), Spec(b.specs[out].shape[1:], "float32")])
+        self.fills = [(0, 0, draw.random((rows, width), np.float32))]
+        work, _ = work_of(self.plan)
+        self.counts = {
+            "pass": 1, "launch": launches, "op": launches * work.ops,
+            "flop": every * sum(2 * m * n * k for m, n, k in work.products),
+            "matrix": launches * sum(2 * n * k for _, n, k in work.products),
+            "sum": every * sum(2 * m * n for m, n, _ in work.products),
+            "element": every * (work.elements - work.transcendental), "transcendental": every * work.transcendental,
+            "byte": every * work.gathered}
+
+    def measure(self) -> float:
+        """Microseconds of a forward pass."""
+        run = make_run(True, self.layout, [self.plan], mx.cpu(), self.arrays, self.fills)
+        start = time.perf_counter()
+        run.forward()
+        return (time.perf_counter() - start) * 1e6
+
+
+def _tables() -> list[_Table]:
+    """Cases that differ in what most of their time goes into."""
+    def copy(b: Any, x: int, matrix: Any) -> int:
+        return b.emit("_copy", x)
+
+    def small_ops(b: Any, x: int, matrix: Any) -> int:
+        for _ in range(3):
+            x = b.emit("tanh", b.emit("matmul", x, matrix(16, 16), transpose_b=True))
+        return x
+
+    def plain(b: Any, x: int, matrix: Any) -> int:
+        p, q, r, s = b.call("SliceChannel", [x], {"num_outputs": 4, "axis": 1})
+        first, second = b.add(b.mul(p, q), b.mul(r, s)), b.add(b.mul(p, r), b.mul(q, s))
+        return b.add(b.mul(first, second), b.mul(b.emit("_rminus_scalar", first, scalar=1.0), p))
+
+    def gates(b: Any, x: int, matrix: Any) -> int:
+        p, q, r, s = b.call("SliceChannel", [x], {"num_outputs": 4, "axis": 1})
+        inner = b.add(b.mul(b.emit("sigmoid", p), b.emit("tanh", q)), b.emit("sigmoid", r))
+        return b.mul(b.emit("sigmoid", s), b.emit("tanh", inner))
+
+    def product(n: int, k: int, transposed: bool) -> Any:
+        return lambda b, x, matrix: b.emit("matmul", x, matrix(n, k) if transposed else matrix(k, n),
+                                           transpose_b=transposed)
+
+    found = [_Table(copy, 64, 1, 1), _Table(copy, 64, 2, 1000), _Table(small_ops, 16, 1, 1000)]
+    for rows, launches in ((16, 128), (256, 8)):
+        found += [_Table(build, 600, rows, launches) for build in (copy, plain, gates)]
+    for rows, launches in ((2, 64), (8, 32), (32, 16), (256, 4)):
+        found += [_Table(product(n, k, transposed), k, rows, launches) for n, k, transposed in (
+            (768, 256, True), (256, 768, False), (128, 48, True), (48, 128, False))]
+    return found
+
+
+def _compile(tables: list[_Table]) -> None:
+    """Compile all that is missing at once; nothing runs."""
+    make_run(True, Layout([t.part for t in tables], [], [], []), [t.plan for t in tables], mx.cpu(), {}, [])
+
+
+def _seconds_to_compile() -> float:
+    """Of a kernel that no process has seen, because it has a number of its own. It is kept nowhere."""
+    number = random.SystemRandom().random()
+    table = _Table(lambda b, x, matrix: b.scale(b.emit("sigmoid", b.shift(x, number)), number), 32, 1, 1)
+    before = os.environ.get("DYNBATCH_CACHE")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["DYNBATCH_CACHE"] = folder
+        try:
+            start = time.perf_counter()
+            _compile([table])
+            return time.perf_counter() - start
+        finally:
+            del os.environ["DYNBATCH_CACHE"]
+            if before is not None:
+                os.environ["DYNBATCH_CACHE"] = before
+
+
+# ---- flushes -----------------------------------------------------------------------------------------------------
+
+class _Flush:
+    """LSTMs side by side, so many chains for each cell. Every cell is a class; all have the same kernels."""
+
+    def __init__(self, cells: int, chains: int, length: int):
+        self.cells = [vertex(gluon.rnn.LSTMCell(16, input_size=16)) for _ in range(cells)]
+        for cell in self.cells:
+            cell.initialize(ctx=mx.cpu())
+        self.chains, self.length, self.calls = chains, length, cells * chains * length
+        self.start = mx.nd.ones((1, 16), ctx=mx.cpu())
+        self.counts: list[dict[str, int]] = []      # of the forward and of the backward pass, once it ran
+
+    def measure(self) -> list[float]:
+        """Microseconds: forward pass, backward pass, analysis, recording."""
+        with autograd.record(), batching(policy="depth", backend="native") as scope:
+            ends = []
+            for cell in self.cells:
+                for _ in range(self.chains):
+                    h, states = self.start, [self.start, self.start]
+                    for _ in range(self.length):
+                        h, states = cell(h, states)
+                    ends.append(h)
+        autograd.backward(ends)
+        mx.nd.waitall()
+        s = scope.stats
+        both = {"class": len(self.cells), "launch": s.launches}
+        self.counts = [{**both, "forward": 1, "op": s.ops},
+                       {**both, "backward": 1, "op": s.backward_ops, "head": len(ends)}]
+        return [1e3 * ms for ms in (s.execute_ms, s.backward_ms, s.analyze_ms, s.record_ms)]
+
+
+# ---- the file ----------------------------------------------------------------------------------------------------
+
+def fingerprint() -> str:
+    """What the constants depend on: another machine, another number of threads or another version is measured anew."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        version = importlib.metadata.version("gluon_dynbatch")
+    except importlib.metadata.PackageNotFoundError:     # run from a checkout
+        version = "unknown"
+    threads = os.environ.get("DYNBATCH_THREADS") or cores
+    return (f"{_cpu_model()}, {cores} cores, {threads} threads, numpy {np.__version__}, numba {numba.__version__}, "
+            f"gluon_dynbatch {version}")
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:                     # not Linux
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _path() -> Path:
+    return cache_folder() / f"device_{hashlib.sha256(fingerprint().encode()).hexdigest()[:16]}.json"
+
+
+def _load() -> Device | None:
+    """The constants on disk; None if there are none of this machine that can be read."""
+    try:
+        device = Device.from_dict(json.loads(_path().read_text(encoding="utf-8")))
+    except (OSError, ValueError):       # missing, or damaged: what is no text, no JSON or no device is a ValueError
+        return None
+    return device if device.fingerprint == fingerprint() else None
+
+
+def _store(device: Device) -> None:
+    """Put the file there in one step: another process may do the same."""
+    path = _path()
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(device.to_dict(), file, indent=1)
+    os.replace(name, path)
+
+
+def load_or_calibrate() -> Device:
+    """The constants of this machine, from disk; measured and put there if it has none yet."""
+    device = _load()
+    if device is None:
+        device = calibrate()
+        _store(device)
+    return device
+
+
+def run_calibrate(options: Any) -> int:
+    """`dynbatch calibrate`: measure this machine, keep the constants and print them; with --show print what is kept."""
+    device = _load() if options.show else calibrate()
+    if device is None:
+        device = DEFAULT
+        print("this machine was not measured yet (`dynbatch calibrate` does it); built in are:")
+    elif options.show:
+        print(f"kept in {_path()}:")
+    else:
+        _store(device)
+        print(f"measured, and kept in {_path()}:")
+    for name, value in device.to_dict().items():
+        print(f"  {name:<22}{value if isinstance(value, str) else format(value, '.4g')}")
+    return 0

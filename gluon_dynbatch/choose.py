@@ -1,0 +1,55 @@
+"""The method of a flush: as the scope says, or with policy "auto" as it has learned from the model's flushes before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from .analyzer import scan
+from .auto import Auto, Sample
+from .methods import Method
+from .planning import make_problem, plan_launches
+from .policies import predicted_us
+
+__all__ = ["choose_method", "forget_choices"]
+
+_autos: dict[float, Auto] = {}          # by budget
+
+
+def choose_method(config: Any, classes: Sequence[Any], tables: Any) -> Sample:
+    """What a flush is planned with, in a sample that it fills in."""
+    grain = "vertex" if config.granularity == "auto" else config.granularity
+    if config.policy != "auto":
+        return Sample(Method(config.policy, grain))
+    auto = _autos.setdefault(config.analysis_budget, Auto(config.analysis_budget))
+    # The same code with another number of children, or on longer inputs, is the same model.
+    model = frozenset((id(cls.identity[0]) if cls.identity else 0, cls.signature.title) for cls in classes)
+    first = Method("depth", grain)
+    others = [Method("cost", grain), Method("agenda", grain)]
+    if config.granularity == "auto":
+        others += [Method("depth", "graph"), Method("cost", "graph")]
+    return auto.choose((config.granularity, model), first, lambda: _worth_trying(
+        first, others, config.analysis_budget, classes, tables))
+
+
+def _worth_trying(first: Method, others: Sequence[Method], budget: float, classes: Sequence[Any],
+                  tables: Any) -> list[Method]:
+    """Methods whose plan of this flush is predicted to be faster than the first's, planning included; best first."""
+    problem = make_problem(classes, tables.recording, scan(tables.recording), weighed=True)
+    plan_launches(problem, others[0])               # compiled and warm
+    limit = predicted_us(problem, plan_launches(problem, first))
+    found = []
+    for method in others:
+        start = time.perf_counter()
+        launch = plan_launches(problem, method)
+        took_us = (time.perf_counter() - start) * 1e6
+        total_us = predicted_us(problem, launch) + took_us
+        if took_us <= budget * limit and total_us < limit:
+            found.append((total_us, method))
+    return [method for _, method in sorted(found)]
+
+
+def forget_choices() -> None:
+    """Let all models begin anew."""
+    _autos.clear()

@@ -1,0 +1,230 @@
+"""A flush, planned: launches, rows and messages; remembered from flush to flush.
+
+A plan depends on what was recorded and not on any value, so a flush of the same structure takes the plan of the last
+one: nothing is analyzed or laid out. Structures are found by a checksum and compared exactly.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from cavs_core import ClassLayout, Frame, Layout, Place, Read, RowIndex, Segments, plan_messages
+
+from .analyzer import Grouping, Recording, Scan, group, problem_of, scan
+from .graphs import plan_graphs
+from .methods import Method
+from .policies import POLICIES, Problem
+from .results import Heads, LeafName
+from .signature import operand_source
+from .values import BUFFERS, ROW_SPECS, SPECS
+from .weigh import class_costs
+
+__all__ = ["PLANS", "PlanCache", "Planned", "make_problem", "plan_flush", "plan_launches"]
+
+
+@dataclass
+class Planned:
+    """Everything that a run needs to know beforehand.
+
+    Attributes
+    ----------
+    scan, grouping, heads : what the analyzer found, and the values that gradients may come from
+    layout, plans : for the executor, a ClassPlan per class
+    names : leaf -> its name in the run, for those that all calls of a class share
+    kinds : of the operands of each class: "S", "L", "G", "E", see `Signature.plan`
+    """
+
+    scan: Scan
+    grouping: Grouping
+    heads: Heads
+    layout: Layout
+    plans: list[Any]
+    names: dict[int, LeafName]
+    kinds: list[list[str]]
+
+
+class PlanCache:
+    """Plans by structure, the last used ones; as many as fit into `max_bytes` of arrays.
+
+    A plan holds the parameters of its blocks, so it goes when one of them dies.
+    """
+
+    def __init__(self, max_bytes: int = 64 << 20):
+        self.max_bytes, self.num_bytes = max_bytes, 0
+        self._plans: OrderedDict[Any, tuple[list[Any], Planned, int]] = OrderedDict()
+        self._of_block: dict[int, set[Any]] = {}        # id of a block -> keys of its plans
+        self._lock = threading.RLock()                  # a block may die while a plan is put
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def get(self, key: Any, arrays: Sequence[Any]) -> Planned | None:
+        """The plan of this very structure."""
+        with self._lock:
+            known = self._plans.get(key)
+            if known is None or not all(map(np.array_equal, known[0], arrays)):
+                return None
+            self._plans.move_to_end(key)
+            return known[1]
+
+    def put(self, key: Any, arrays: Sequence[Any], plan: Planned, blocks: Sequence[Any] = ()) -> None:
+        size = 4 * sum(a.nbytes for a in arrays)        # what a plan adds to them is about three times as much
+        if size > self.max_bytes:
+            return
+        with self._lock:
+            self._drop([key])
+            self._plans[key] = list(arrays), plan, size
+            self.num_bytes += size
+            for block in blocks:
+                if id(block) not in self._of_block:
+                    self._of_block[id(block)] = set()
+                    weakref.finalize(block, self._forget, id(block))
+                self._of_block[id(block)].add(key)
+            while self.num_bytes > self.max_bytes:
+                self._drop([next(iter(self._plans))])
+
+    def _forget(self, block: int) -> None:
+        with self._lock:
+            self._drop(self._of_block.pop(block, ()))
+
+    def _drop(self, keys: Iterable[Any]) -> None:
+        for key in keys:
+            self.num_bytes -= self._plans.pop(key, ((), None, 0))[2]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._drop(list(self._plans))
+
+
+PLANS = PlanCache()         # of the whole process
+
+
+def plan_flush(calls: Any, tables: Any, method: Method) -> tuple[Planned, bool]:
+    """The plan of what was recorded, and whether it was known already.
+
+    Parameters
+    ----------
+    calls : its classes are read
+    tables : what was recorded, as arrays
+    method : Method
+    """
+    r = tables.recording
+    wanted_params = [tuple(bool(p.parameter.grad_req != "null") for p in cls.signature.params) for cls in calls.classes]
+    arrays = (r.call_class, r.call_width, r.call_count, r.operands, r.leaf_buffers, r.leaf_widths, r.leaf_wanted,
+              r.heads, tables.value_specs)
+    key = (method, tuple(tables.buffers), tuple((cls.signature, cls.recorded) for cls in calls.classes),
+           tuple(wanted_params), _checksum(r.call_class, r.operands, r.heads))
+    planned = PLANS.get(key, arrays)
+    if planned is not None:
+        return planned, True
+    planned = _plan(calls.classes, tables, method, wanted_params)
+    PLANS.put(key, arrays, planned, [cls.identity[0] for cls in calls.classes if cls.identity is not None])
+    return planned, False
+
+
+@njit(cache=True, nogil=True)
+def _checksum(call_class, operands, heads):  # type: ignore[no-untyped-def]
+    total = np.int64(len(call_class))
+    for part in (call_class, operands, heads):
+        for x in part:
+            total = total * 31 + x
+    return total
+
+
+def _plan(classes: Sequence[Any], tables: Any, method: Method, wanted_params: Any) -> Planned:
+    r = tables.recording
+    scanned = scan(r)
+    launch = plan_launches(make_problem(classes, r, scanned, method.policy in ("agenda", "cost")), method)
+    grouping = group(r, scanned, len(tables.buffers), launch)
+    heads = Heads(r, scanned, grouping, tables.value_specs)
+    layout, plans, names, kinds = _lay_out(classes, r, scanned, grouping, tables.buffers, heads, wanted_params)
+    return Planned(scanned, grouping, heads, layout, plans, names, kinds)
+
+
+def make_problem(classes: Sequence[Any], r: Recording, s: Scan, weighed: bool) -> Problem:
+    """What a policy sees; `weighed`: with the costs of launches, which not all of them look at."""
+    launch_us, row_us = class_costs(classes) if weighed else (np.zeros(len(r.classes)),) * 2
+    return problem_of(r, s, launch_us, row_us)
+
+
+def plan_launches(problem: Problem, method: Method) -> Any:
+    """The launch of each call, as the policy says; with granularity "graph" it plans each structure by itself."""
+    policy = POLICIES[method.policy]
+    return plan_graphs(problem, policy) if method.granularity == "graph" else policy.plan(problem)
+
+
+# ---- layout ----------------------------------------------------------------------------------
+
+def _lay_out(calls: Sequence[Any], r: Recording, s: Scan, g: Grouping, buffers: list[int], heads: Heads,
+             wanted_params: Any) -> Any:
+    """A layout for the executor, a plan for each class, names of shared leaves, and the kinds of all operands."""
+    local = {number: k for k, number in enumerate(buffers)}
+    active = (np.bincount(r.call_class[s.active], minlength=len(r.classes)) > 0).tolist()
+    column_wanted, pending = s.wanted.tolist(), s.pending.tolist()
+    leaf_names: dict[int, LeafName] = {}
+    plans, classes, all_kinds = [], [], []
+    for c, rows in enumerate(g.classes):
+        signature, info = calls[c].signature, r.classes[c]
+        first, fixed = int(s.column_offsets[c]), len(info.operand_widths) - info.slots
+        columns = range(first, first + fixed + info.slots)
+        kinds = ["E" if k >= fixed else "S" if k in rows.shared else "G" if pending[col] else "L"
+                 for k, col in enumerate(columns)]
+        wanted = [active[c] and column_wanted[col] and SPECS[signature.operand_specs[k]].is_float
+                  for k, col in enumerate(columns)]
+        flows = active[c] and info.alias < 0
+        plans.append(signature.plan(kinds, wanted, tuple(active[c] and want for want in wanted_params[c]), flows,
+                                    len(rows.offsets) == 2))
+        all_kinds.append(kinds)
+        reads = {operand_source(k, kinds[k]): Read(local[BUFFERS[signature.operand_specs[k]]], RowIndex(column),
+                                                   info.operand_widths[k], per_edge=k >= fixed)
+                 for k, column in rows.columns.items()}
+        names = {operand_source(k, "S"): leaf_names.setdefault(leaf, LeafName(leaf))
+                 for k, leaf in rows.shared.items()}
+        writes = [Place(*place) for place in zip(info.output_buffers, rows.bases, info.output_widths)]
+        edges = None if rows.edge_offsets is None else Segments(rows.edge_offsets, rows.offsets)
+        whole, *frames = _frames(rows.offsets, edges)
+        classes.append(ClassLayout(whole, frames, reads, writes, {}, _NO_ROWS, edges, names))
+    messages = _messages(g, plans, classes, heads) if any(active) else []          # none: no backward pass
+    layout = Layout(classes, g.order, g.buffer_rows, messages, [ROW_SPECS[number] for number in buffers])
+    return layout, plans, leaf_names, all_kinds
+
+
+def _frames(offsets: Any, edges: Segments | None) -> list[Frame]:
+    """The frame of a whole class, and of each of its launches."""
+    rows = offsets.tolist()
+    ends = edges.indptr[offsets].tolist() if edges is not None else [0] * len(rows)
+    return [Frame(0, rows[-1], 0, ends[-1])] + [Frame(*f) for f in zip(rows, rows[1:], ends, ends[1:])]
+
+
+_NO_ROWS = RowIndex(np.zeros(0, np.int64))      # recorded calls pull nothing by vertex
+
+
+def _messages(g: Grouping, plans: list[Any], classes: list[ClassLayout], heads: Heads) -> list[Any]:
+    """Who answers whom: readers' messages first, then one for each head."""
+    count = len(g.buffer_rows)
+    read: list[list[Any]] = [[] for _ in range(count)]
+    sent: list[list[Any]] = [[] for _ in range(count)]
+    free = [1] * count
+
+    def answer(buffer: int, rows: Any) -> None:
+        read[buffer].append(rows)
+        sent[buffer].append(free[buffer] + np.arange(len(rows)))
+        free[buffer] += len(rows)
+
+    for plan, part in zip(plans, classes):
+        for source in plan.grads:
+            if source in part.reads:
+                place = part.reads[source]
+                part.sends[source] = Place(place.buffer, free[place.buffer], place.width)
+                answer(place.buffer, place.rows.rows)
+    for buffer in range(count):
+        answer(buffer, heads.rows(buffer))
+    return [plan_messages(g.buffer_rows[b], read[b], sent[b], free[b], g.chunks[b]) for b in range(count)]

@@ -1,9 +1,9 @@
 """policy="auto": which method a model is run with. Pure: it is told what steps took, and says what to try next.
 
-A model starts with depth. Once a few of its steps are known, other methods take turns with it, but for those that cannot
-pay: the cost model predicts their plan to be slower, or planning takes more than the budget allows. Steps of
-different size are compared by what they take a call. The best method stays; it is measured on, and when its steps have
-become slower or faster for long enough, all methods are tried anew.
+A model starts with depth. Once a few of its steps are known, other methods take turns with it, but for those that
+cannot pay: the cost model predicts their plan to be slower, or planning takes more than the budget allows. Steps of
+different size are compared by what they take a call. The best method stays; it is measured on, and when its steps
+have become slower or faster for long enough, all methods are tried anew.
 """
 
 from __future__ import annotations
@@ -53,15 +53,9 @@ class _Model:
 
 
 class Auto:
-    """Chooses a method for every flush of every model.
+    """Chooses a method for every flush of every model."""
 
-    Parameters
-    ----------
-    budget : the share of a step that analysis may take
-    """
-
-    def __init__(self, budget: float = 0.05):
-        self.budget = budget
+    def __init__(self) -> None:
         self._models: dict[Hashable, _Model] = {}
         self._lock = threading.Lock()
 
@@ -91,6 +85,15 @@ class Auto:
     def method_of(self, model: Hashable) -> Method:
         """What a model is run with now."""
         return self._models[model].method
+
+    @property
+    def models(self) -> list[Hashable]:
+        return list(self._models)
+
+    def forget(self) -> None:
+        """Let all models begin anew."""
+        with self._lock:
+            self._models.clear()
 
     def is_settled(self, model: Hashable) -> bool:
         return model in self._models and self._models[model].settled > 0

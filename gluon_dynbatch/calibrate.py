@@ -7,20 +7,14 @@ with which the cost model explains all of these times best.
 from __future__ import annotations
 
 import concurrent.futures
-import hashlib
-import importlib.metadata
-import json
 import os
-import platform
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 from tqdm import tqdm
 
@@ -42,19 +36,15 @@ from cavs_core import (
     own_outputs,
     plan_class,
 )
-from cavs_core.backends.native_cpu.kernel_cache import cache_folder
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
-from .cost_model import Device, work_of
+from .cost_model import Device
+from .devices import DEFAULT, device_path, fingerprint, load, store
 from .scope import batching
 from .vertex import vertex
+from .work import work_of
 
-__all__ = ["DEFAULT", "calibrate", "fingerprint", "load_or_calibrate", "run_calibrate"]
-
-#: measured on 2 cores of an AMD EPYC (Zen 4) and rounded: for use before this machine is measured
-DEFAULT = Device("2 cores of an AMD EPYC", launch_us=3.0, op_us=0.07, gflops=200.0, rows_half=2.0, depth_half=75.0,
-                 element_ns=0.01, transcendental_ns=0.13, gather_ns_per_byte=0.033, flush_us=430.0, class_us=90.0,
-                 analysis_us=530.0, analysis_us_per_call=0.3, record_us_per_call=1.1, compile_s_per_kernel=0.3)
+__all__ = ["calibrate", "load_or_calibrate", "run_calibrate"]
 
 _ROUNDS = 16            # every case is timed in each of them
 _QUIET = 0.25           # this quantile of its times counts: a machine is disturbed now and then, and always upwards
@@ -257,71 +247,28 @@ class _Flush:
         return [1e3 * ms for ms in (s.execute_ms, s.backward_ms, s.analyze_ms, s.record_ms)]
 
 
-# ---- the file ----------------------------------------------------------------------------------------------------
-
-def fingerprint() -> str:
-    """What the constants depend on: another machine, another number of threads or another version is measured anew."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        version = importlib.metadata.version("gluon_dynbatch")
-    except importlib.metadata.PackageNotFoundError:     # run from a checkout
-        version = "unknown"
-    threads = os.environ.get("DYNBATCH_THREADS") or cores
-    return (f"{_cpu_model()}, {cores} cores, {threads} threads, numpy {np.__version__}, numba {numba.__version__}, "
-            f"gluon_dynbatch {version}")
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:                     # not Linux
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _path() -> Path:
-    return cache_folder() / f"device_{hashlib.sha256(fingerprint().encode()).hexdigest()[:16]}.json"
-
-
-def _load() -> Device | None:
-    """The constants on disk; None if there are none of this machine that can be read."""
-    try:
-        device = Device.from_dict(json.loads(_path().read_text(encoding="utf-8")))
-    except (OSError, ValueError):       # missing, or damaged: what is no text, no JSON or no device is a ValueError
-        return None
-    return device if device.fingerprint == fingerprint() else None
-
-
-def _store(device: Device) -> None:
-    """Put the file there in one step: another process may do the same."""
-    path = _path()
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(device.to_dict(), file, indent=1)
-    os.replace(name, path)
-
+# ---- use ---------------------------------------------------------------------------------------------------------
 
 def load_or_calibrate() -> Device:
     """The constants of this machine, from disk; measured and put there if it has none yet."""
-    device = _load()
+    device = load()
     if device is None:
         device = calibrate()
-        _store(device)
+        store(device)
     return device
 
 
 def run_calibrate(options: Any) -> int:
     """`dynbatch calibrate`: measure this machine, keep the constants and print them; with --show print what is kept."""
-    device = _load() if options.show else calibrate()
+    device = load() if options.show else calibrate()
     if device is None:
         device = DEFAULT
         print("this machine was not measured yet (`dynbatch calibrate` does it); built in are:")
     elif options.show:
-        print(f"kept in {_path()}:")
+        print(f"kept in {device_path()}:")
     else:
-        _store(device)
-        print(f"measured, and kept in {_path()}:")
+        store(device)
+        print(f"measured, and kept in {device_path()}:")
     for name, value in device.to_dict().items():
         print(f"  {name:<22}{value if isinstance(value, str) else format(value, '.4g')}")
     return 0

@@ -12,9 +12,9 @@ from .methods import Method
 from .planning import make_problem, plan_launches
 from .policies import predicted_us
 
-__all__ = ["choose_method", "forget_choices"]
+__all__ = ["AUTO", "choose_method"]
 
-_autos: dict[float, Auto] = {}          # by budget
+AUTO = Auto()           # of the whole process
 
 
 def choose_method(config: Any, classes: Sequence[Any], tables: Any) -> Sample:
@@ -22,14 +22,13 @@ def choose_method(config: Any, classes: Sequence[Any], tables: Any) -> Sample:
     grain = "vertex" if config.granularity == "auto" else config.granularity
     if config.policy != "auto":
         return Sample(Method(config.policy, grain))
-    auto = _autos.setdefault(config.analysis_budget, Auto(config.analysis_budget))
     # The same code with another number of children, or on longer inputs, is the same model.
     model = frozenset((id(cls.identity[0]) if cls.identity else 0, cls.signature.title) for cls in classes)
     first = Method("depth", grain)
     others = [Method("cost", grain), Method("agenda", grain)]
     if config.granularity == "auto":
         others += [Method("depth", "graph"), Method("cost", "graph")]
-    return auto.choose((config.granularity, model), first, lambda: _worth_trying(
+    return AUTO.choose((config.granularity, config.analysis_budget, model), first, lambda: _worth_trying(
         first, others, config.analysis_budget, classes, tables))
 
 
@@ -48,8 +47,3 @@ def _worth_trying(first: Method, others: Sequence[Method], budget: float, classe
         if took_us <= budget * limit and total_us < limit:
             found.append((total_us, method))
     return [method for _, method in sorted(found)]
-
-
-def forget_choices() -> None:
-    """Let all models begin anew."""
-    _autos.clear()

@@ -37,11 +37,25 @@ def _no_benchmarks(options: Any) -> int:
                      "`pip install -e .`, and run `dynbatch bench` there")
 
 
+def add_calibrate(commands: Any) -> None:
+    """`dynbatch calibrate`: measure what launches cost on this machine."""
+    parser = commands.add_parser("calibrate", help="measure the constants of the cost model on this machine")
+    parser.add_argument("--show", action="store_true", help="print what is known, measure nothing")
+
+    def run(options: Any) -> int:
+        from .calibrate import run_calibrate
+
+        return run_calibrate(options)
+
+    parser.set_defaults(run=run)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; the exit code is 2 for a mistake in the arguments."""
     parser = argparse.ArgumentParser(prog="dynbatch", description="Tools of gluon_dynbatch.")
     commands = parser.add_subparsers(dest="command", required=True)
     add_bench(commands)
+    add_calibrate(commands)
     options = parser.parse_args(arguments)
     try:
         return options.run(options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -54,21 +55,32 @@ class Launch:
 
 
 class FlushReport:
-    """One flush: why it happened and what it launched. The edges are worked out when somebody asks."""
+    """One flush: why it happened and what it launched. Launches and edges are worked out when somebody asks."""
 
-    def __init__(self, reason: str, calls: Any, recording: Any, scanned: Any, grouping: Any, kinds: list[list[str]],
-                 backend: str = "mxnet", kernels: Any = None, method: str = ""):
+    def __init__(self, reason: str, classes: Sequence[Any], recording: Any, scanned: Any, grouping: Any,
+                 kinds: list[list[str]], backend: str = "mxnet", kernels: Any = None, method: str = ""):
         self.reason, self.backend, self.method = reason, backend, method
         self._kernels = kernels             # () -> [(title, sources)]
-        words = {"S": "shared", "L": "leaf", "G": "value", "E": "list"}
-        self.launches = []
-        for c, k in grouping.order:
-            cls, rows = calls.classes[c], grouping.classes[c]
-            num_calls, num_rows = (int(part[k + 1] - part[k]) for part in (rows.call_offsets, rows.offsets))
-            self.launches.append(Launch(cls.signature.title, cls.where, int(rows.depths[k]), num_calls, num_rows,
-                                        " ".join(words[kind] for kind in kinds[c])))
-        self.aliases = len(recording.call_class) - sum(launch.calls for launch in self.launches)
+        self._titles = [(cls.signature.title, cls.where) for cls in classes]
+        self._kinds = kinds
         self._arrays = (recording, scanned, grouping)
+
+    @cached_property
+    def launches(self) -> list[Launch]:
+        """In the order of the run."""
+        words = {"S": "shared", "L": "leaf", "G": "value", "E": "list"}
+        grouping, found = self._arrays[2], []
+        for c, k in grouping.order:
+            rows = grouping.classes[c]
+            num_calls, num_rows = (int(part[k + 1] - part[k]) for part in (rows.call_offsets, rows.offsets))
+            found.append(Launch(*self._titles[c], int(rows.depths[k]), num_calls, num_rows,
+                                " ".join(words[kind] for kind in self._kinds[c])))
+        return found
+
+    @property
+    def aliases(self) -> int:
+        """Calls that only name rows."""
+        return len(self._arrays[0].call_class) - sum(launch.calls for launch in self.launches)
 
     def kernels(self) -> list[tuple[str, list[str]]]:
         """The generated kernels: (operator or block, their sources)."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import are_ready, copy_arrays, kernel_sources, make_run, note_seconds, runs_natively
+from cavs_core import are_ready, copy_arrays, kernel_sources, make_run, note_seconds, runs_natively, view_of_data
 from cavs_core.mxnet_compat import autograd, mx
 
 from .analyzer import Grouping, Recording
@@ -77,7 +77,7 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     if sample.counts:
         cost_model().observe("forward", forward_ms, (finished - analyzed) * 1e3)
     titles = [cls.signature.title for cls in calls.classes]
-    scope.flushes.append(FlushReport(reason, calls, recording, planned.scan, grouping, planned.kinds,
+    scope.flushes.append(FlushReport(reason, calls.classes, recording, planned.scan, grouping, planned.kinds,
                                      "native" if native else "mxnet",
                                      lambda: list(zip(titles, map(kernel_sources, plans))), str(sample.method)))
     return flushed
@@ -123,9 +123,17 @@ def _stacked(leaves: Leaves, mine: list[int], row: Any, native: bool) -> Any:
         flat = np.concatenate([np.ravel(x) for x in values]).astype(row.dtype).reshape((-1, *row.shape))
         return flat if native else mx.nd.array(flat, ctx=context, dtype=row.dtype)
     arrays = [as_array(x, context) for x in values]
+    if native and len(arrays) < _MANY:
+        return np.concatenate([_elements(x) for x in arrays]).reshape((-1, *row.shape))
     if context.device_type != "cpu" or len(arrays) < _MANY:
         return mx.nd.concat(*[x.reshape((-1, *row.shape)) for x in arrays], dim=0)
     widths = np.array([WIDTHS[s] for s in leaves.specs[mine].tolist()], np.int64)
     target = mx.nd.empty((int(widths.sum()), *row.shape), ctx=context, dtype=row.dtype)
     copy_arrays(arrays, widths * int(np.prod(row.shape)) * np.dtype(row.dtype).itemsize, target)
     return target
+
+
+def _elements(array: Any) -> Any:
+    """The elements of an NDArray on the CPU, once they are there."""
+    array.wait_to_read()
+    return view_of_data(array).ravel()

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from .cost_model import CostModel, Work, work_of
+from .cost_model import CostModel
+from .devices import DEFAULT, load
+from .work import Work, work_of
 
 __all__ = ["class_costs", "cost_model", "predict_ms", "use_measured_costs"]
 
@@ -21,14 +23,14 @@ def cost_model() -> CostModel:
     """The model of this process, with this machine's constants if they were measured before, else typical ones."""
     with _lock:
         if not _models:
-            from .calibrate import DEFAULT, _load
-            _models.append(CostModel(_load() or DEFAULT))
+            _models.append(CostModel(load() or DEFAULT))
         return _models[0]
 
 
 def use_measured_costs() -> CostModel:
     """The model with the constants of this machine; they are measured now if they never were."""
-    from .calibrate import load_or_calibrate
+    from .calibrate import load_or_calibrate  # it runs scopes, which weigh
+
     device = load_or_calibrate()
     with _lock:
         if not _models or _models[0].device != device:
@@ -52,16 +54,19 @@ def predict_ms(plans: Sequence[Any], layout: Any) -> tuple[float, float]:
     for plan, part in zip(plans, layout.classes):
         if not part.launches:
             continue
-        for k, work in enumerate(_work_of(plan)):
+        for k, work in enumerate(_work_of(plan, round(part.whole.num_edges / part.whole.num_rows, 1))):
             if work is not None:
-                launch_us, row_us, once_us = model._launch_us(work), model._row_us(work), model._once_us(work)
+                launch_us, row_us, once_us = model.parts_us(work)
                 total[k] += len(part.launches) * launch_us + part.whole.num_rows * row_us + once_us
                 busy[k] = True
     forward, backward = ((us + model.device.flush_us * some) / 1e3 for us, some in zip(total, busy))
     return forward, backward
 
 
-def _work_of(plan: Any) -> tuple[Work, Work | None]:
-    if "work" not in plan.compiled:
-        plan.compiled["work"] = work_of(plan)
-    return plan.compiled["work"]
+def _work_of(plan: Any, children: float = 0.0) -> tuple[Work, Work | None]:
+    """The work of a plan whose rows have so many children on average; 0: as many as when it was last asked."""
+    known = plan.compiled.setdefault("work", {})
+    children = children or next(reversed(known), 1.0)
+    if children not in known:
+        known[children] = work_of(plan, children)
+    return known[children]

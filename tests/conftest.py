@@ -5,6 +5,7 @@ the native one (the first time it compiles a thousand kernels). `test_native_*.p
 """
 
 import os
+import signal
 
 import hypothesis
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 from cavs_core.mxnet_compat import mx
 
 os.environ.setdefault("DYNBATCH_BACKEND", "mxnet")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:       # a shell starts what it puts into the background so
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile(
     "default", deadline=None, derandomize=True, max_examples=25, print_blob=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large])

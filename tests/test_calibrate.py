@@ -16,8 +16,9 @@ import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, mx
 from gluon_dynbatch import calibrate as module
 from gluon_dynbatch import runtime
-from gluon_dynbatch.calibrate import DEFAULT, calibrate, fingerprint, load_or_calibrate, run_calibrate
-from gluon_dynbatch.cost_model import work_of
+from gluon_dynbatch.calibrate import calibrate, load_or_calibrate, run_calibrate
+from gluon_dynbatch.devices import DEFAULT, fingerprint, load
+from gluon_dynbatch.work import work_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -102,11 +103,11 @@ def test_a_damaged_or_foreign_file_is_measured_anew(folder, content):
 WRITER = """
 import sys
 from dataclasses import replace
-from gluon_dynbatch.calibrate import DEFAULT, _store, fingerprint
+from gluon_dynbatch.devices import DEFAULT, fingerprint, store
 print("ready", flush=True)
 sys.stdin.readline()
 for k in range(300):
-    _store(replace(DEFAULT, name=sys.argv[1] * (k % 50), fingerprint=fingerprint()))
+    store(replace(DEFAULT, name=sys.argv[1] * (k % 50), fingerprint=fingerprint()))
 """
 
 
@@ -121,11 +122,11 @@ def test_processes_that_write_at_once_leave_a_whole_file(folder):
         writer.stdin.write("go\n")
         writer.stdin.flush()
     while any(writer.poll() is None for writer in writers):
-        assert module._load() is not None
+        assert load() is not None
     for writer in writers:
         writer.communicate()
         assert writer.returncode == 0
-    assert set(module._load().name) <= {"a"} or set(module._load().name) <= {"b"}
+    assert set(load().name) <= {"a"} or set(load().name) <= {"b"}
     assert [path.suffix for path in folder.iterdir()] == [".json"]
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, gluon, mx
+from gluon_dynbatch.choose import AUTO
 from gluon_dynbatch.graphs import plan_graphs, samples_of
 from gluon_dynbatch.planning import PLANS, PlanCache
 from gluon_dynbatch.policies import POLICIES, Problem, check_plan
@@ -242,17 +243,14 @@ def test_wrong_options_are_refused_by_name(wrong):
 
 
 def test_auto_learns_a_model_over_its_steps():
-    from gluon_dynbatch import choose
-
-    choose.forget_choices()
+    AUTO.forget()
     net = make_net()
     settled = []
     for k in range(60):
         scope = step(net, [1 + (j * 7 + k) % 9 for j in range(20)], seed=k, backend="native")[2]
-        (auto,) = choose._autos.values()
-        (model,) = auto._models
-        assert scope.stats.methods == {str(auto.method_of(model)): 1}
-        settled.append(auto.is_settled(model))
+        (model,) = AUTO.models
+        assert scope.stats.methods == {str(AUTO.method_of(model)): 1}
+        settled.append(AUTO.is_settled(model))
     assert not settled[0] and any(settled)
 
 

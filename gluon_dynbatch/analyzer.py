@@ -8,7 +8,8 @@ of its operands as independent takes the entries of all calls as its positions, 
 ragged, and a call with L entries occupies L positions. A call of any other class occupies one.
 
 Operands of a call are its columns. A class may take a list of any length: then its last columns (`slots` of them) are the
-parts of each element, and a call has their tokens once for every element.
+parts of each element, and a call has their tokens once for every element. If such a column is split, each element is
+read by a position of its own: so are rows joined.
 """
 
 from __future__ import annotations
@@ -287,6 +288,7 @@ def group(r: Recording, s: Scan, num_buffers: int, launch: Any) -> Grouping:
             edges = offsets_of(count)
             first = np.repeat(operands + fixed - edges[:-1] * info.slots, count) + np.arange(edges[-1]) * info.slots
             columns.update({fixed + k: operand_rows[first + k] for k in range(info.slots)})
+            edges = None if info.split[-1] else edges
         offsets, call_offsets, _ = launches[c]
         depths = s.depth[calls[c][call_offsets[:-1]]]
         classes.append(ClassRows(calls[c], offsets, call_offsets, depths, columns, shared[c], bases[c], edges))

@@ -175,7 +175,8 @@ def _lay_out(calls: Sequence[Any], r: Recording, s: Scan, g: Grouping, buffers: 
         signature, info = calls[c].signature, r.classes[c]
         first, fixed = int(s.column_offsets[c]), len(info.operand_widths) - info.slots
         columns = range(first, first + fixed + info.slots)
-        kinds = ["E" if k >= fixed else "S" if k in rows.shared else "G" if pending[col] else "L"
+        listed = [k >= fixed and not info.split[k] for k in range(len(columns))]
+        kinds = ["E" if listed[k] else "S" if k in rows.shared else "G" if pending[col] else "L"
                  for k, col in enumerate(columns)]
         wanted = [active[c] and column_wanted[col] and SPECS[signature.operand_specs[k]].is_float
                   for k, col in enumerate(columns)]
@@ -184,7 +185,7 @@ def _lay_out(calls: Sequence[Any], r: Recording, s: Scan, g: Grouping, buffers: 
                                     len(rows.offsets) == 2))
         all_kinds.append(kinds)
         reads = {operand_source(k, kinds[k]): Read(local[BUFFERS[signature.operand_specs[k]]], RowIndex(column),
-                                                   info.operand_widths[k], per_edge=k >= fixed)
+                                                   info.operand_widths[k], per_edge=listed[k])
                  for k, column in rows.columns.items()}
         names = {operand_source(k, "S"): leaf_names.setdefault(leaf, LeafName(leaf))
                  for k, leaf in rows.shared.items()}

@@ -72,8 +72,8 @@ class Row:
         return Setting(self.policy, self.granularity, self.batch)
 
 
-_HEAD = ("", "policy", "grain", "batch", "launches", "rows/launch", "analysis", "record", "forward", "backward", "total",
-         "samples/s", "predicted", "measured", "")
+_HEAD = ("", "policy", "grain", "batch", "launches", "rows/launch", "analysis", "record", "forward", "backward",
+         "total", "samples/s", "predicted", "measured", "")
 _TEXTS = (0, 1, 2, len(_HEAD) - 1)          # columns that are no numbers
 
 
@@ -112,7 +112,8 @@ class TuneReport:
         for line in cells:                  # a skipped setting has a sentence in place of its numbers
             padded = [cell.ljust(w) if k in _TEXTS else cell.rjust(w) for k, (cell, w) in enumerate(zip(line, widths))]
             lines.append("  ".join(padded if len(line) == len(_HEAD) else [*padded[:-1], line[-1]]).rstrip())
-        return "\n".join([self.title, *lines, f"* the fastest: {best.setting}, {best.samples_per_second:,.0f} samples/s"])
+        lines.append(f"* the fastest: {best.setting}, {best.samples_per_second:,.0f} samples/s")
+        return "\n".join([self.title, *lines])
 
     def plot(self, path: _PathLike) -> list[str]:
         """Draw what analysis costs against what it brings; the ending names the format, without one it is PNG and SVG.
@@ -123,34 +124,45 @@ class TuneReport:
         """
         from matplotlib.figure import Figure
         name = os.fspath(path)
-        colours = dict(zip(dict.fromkeys(row.granularity for row in self.rows), itertools.cycle(
-            ("tab:blue", "tab:orange", "tab:green", "tab:purple"))))
-        markers = dict(zip(dict.fromkeys(row.policy for row in self.rows), itertools.cycle("xosD*")))
+        names = [name] if Path(name).suffix else [f"{name}.png", f"{name}.svg"]
         figure = Figure(figsize=(12, 5.5))
         left, right = figure.subplots(1, 2)
-        for axes, what, field in ((left, "mean rows a launch", "rows_per_launch"),
-                                  (right, "samples a second", "samples_per_second")):
-            points = [(row.analyze_ms / row.batch, getattr(row, field)) for row in self.rows]
-            for (x, y), row in zip(points, self.rows):
-                axes.plot(x, y, markers[row.policy], color=colours[row.granularity], alpha=0.8)
-            front = pareto_front(points)
-            axes.plot(*zip(*[points[k] for k in front]), "o-", color="0.6", markersize=13, fillstyle="none", zorder=1)
-            for k in front:
-                axes.annotate(f"{self.rows[k].policy}, {self.rows[k].batch}", points[k], (7, -12),
-                              textcoords="offset points", fontsize=7)
-            axes.set(xscale="log", yscale="log", xlabel="analysis, ms a sample (logarithmic)",
-                     ylabel=f"{what} (logarithmic)")
-            axes.margins(0.12)
-        for label, style in [*[(g, {"marker": "s", "color": c}) for g, c in colours.items()],
-                             *[(p, {"marker": m, "color": "0.3"}) for p, m in markers.items()]]:
-            right.plot([], [], linestyle="none", label=label, **style)
-        right.plot([], [], "o-", color="0.6", fillstyle="none", label="Pareto front\n(policy, batch)")
+        self._draw(left, "mean rows a launch", [row.rows_per_launch for row in self.rows])
+        self._draw(right, "samples a second", [row.samples_per_second for row in self.rows])
         right.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
-        figure.suptitle(self.title, fontsize=9)
-        names = [name] if Path(name).suffix else [f"{name}.png", f"{name}.svg"]
+        figure.suptitle(self.title, fontsize=9, y=0.93)
         for each in names:
             figure.savefig(each, bbox_inches="tight", dpi=120)
         return names
+
+    def _draw(self, axes: Any, what: str, gains: Sequence[float]) -> None:
+        """One panel: a colour for each granularity, a marker for each policy; larger for larger mini-batches."""
+        points = [(row.analyze_ms / row.batch, gain) for row, gain in zip(self.rows, gains)]
+        colours = dict(zip(dict.fromkeys(row.granularity for row in self.rows), itertools.cycle(
+            ("tab:blue", "tab:orange", "tab:green", "tab:purple"))))
+        markers = dict(zip(dict.fromkeys(row.policy for row in self.rows), itertools.cycle("xosD*")))
+        sizes = {batch: 4 + 2 * k for k, batch in enumerate(sorted({row.batch for row in self.rows}))}
+        for (x, y), row in zip(points, self.rows):
+            axes.plot(x, y, markers[row.policy], color=colours[row.granularity], markersize=sizes[row.batch], alpha=0.8)
+        for granularity, colour in colours.items():
+            mine = [point for point, row in zip(points, self.rows) if row.granularity == granularity]
+            axes.plot(*zip(*[mine[k] for k in pareto_front(mine)]), ":", color=colour)
+        front = pareto_front(points)
+        axes.plot(*zip(*[points[k] for k in front]), "o-", color="0.2", markersize=15, fillstyle="none", zorder=1)
+        for number, k in enumerate(front):  # labels on alternate sides: neighbours can be close
+            right = number % 2 == 0
+            axes.annotate(f"{self.rows[k].policy}, {self.rows[k].batch}", points[k], (9, -12) if right else (-9, 9),
+                          textcoords="offset points", fontsize=7, ha="left" if right else "right")
+        axes.set(xscale="log", yscale="log", xlabel="analysis, ms a sample (logarithmic)",
+                 ylabel=f"{what} (logarithmic)")
+        axes.margins(0.2)
+        legend: list[tuple[str, dict[str, Any]]] = [(g, {"marker": "s", "color": c}) for g, c in colours.items()]
+        legend += [(p, {"marker": m, "color": "0.3"}) for p, m in markers.items()]
+        legend += [(f"batch {b}", {"marker": "o", "color": "0.8", "markersize": s}) for b, s in sizes.items()]
+        for label, style in legend:
+            axes.plot([], [], linestyle="none", label=label, **style)
+        axes.plot([], [], ":", color="0.3", label="front of a granularity")
+        axes.plot([], [], "o-", color="0.2", fillstyle="none", label="Pareto front\n(policy, batch)")
 
     def save(self, path: _PathLike) -> None:
         """Write the best setting as a profile, with the whole table."""
@@ -230,8 +242,8 @@ def _read(name: str, folder: str, changed_ns: int, size: int) -> dict[str, str]:
     for what, mine, its in (("with gluon_dynbatch", version, profile.get("version")),
                             ("on", machine, profile.get("machine"))):
         if mine != its:
-            warnings.warn(f"the profile {name} was made {what} {its}, this is {mine}. What was fastest there may not be "
-                          "fastest here: tune again with `dynbatch tune`, or name the options themselves", stacklevel=3)
+            warnings.warn(f"the profile {name} was made {what} {its}, this is {mine}. What was fastest there may be "
+                          "slow here: tune again with `dynbatch tune`, or name the options themselves", stacklevel=3)
             break
     return profile["options"]
 

@@ -15,7 +15,14 @@ from cavs_core.mxnet_compat import autograd, gluon, mx
 from .calls import NO_ARRAY, BaseSparseNDArray, Calls, Entry
 from .fastpath import KEYED, RETRY, flat_form, form_of, make_recorder
 from .lists import ListCall, join_lengths, list_calls
-from .signature import INDEX_OPERANDS, Signature, operator_signature, vertex_signature
+from .signature import (
+    INDEX_OPERANDS,
+    Signature,
+    joins_rows,
+    operator_signature,
+    row_join_signature,
+    vertex_signature,
+)
 from .values import SPECS, as_arrays, data_spec
 
 __all__ = ["Recorder", "vertex_key"]
@@ -152,21 +159,24 @@ class Recorder(Listener):
             entry = calls.by_key.get(key)
         if entry is not None:
             return entry
-        exact = (key[:3], self.training)
+        joined = joins_rows(name, attrs, specs)
+        exact = (("rows joined", specs[0]) if joined else key[:3], self.training)
         signature = _signatures.get(exact)
         if signature is None:
             try:
-                signature = operator_signature(name, attrs, specs, self.training, name in _LISTS)
+                signature = (row_join_signature(specs[0]) if joined else
+                             operator_signature(name, attrs, specs, self.training, name in _LISTS))
             except ProgramError as error:
                 self.alone(f"operator {name}: {str(error).splitlines()[0]}")
                 return None
-            if signature.ragged:                # one signature for every number of rows
+            if signature.ragged and not joined:     # one signature for every number of rows
                 general = ((*key[:2], signature.operand_specs, signature.split), self.training)
                 signature = _signatures.setdefault(general, signature)
             _signatures[exact] = signature
-        rows = SPECS[specs[0]].shape[0] if signature.ragged else 1
+        rows = len(specs) if joined else SPECS[specs[0]].shape[0] if signature.ragged else 1
         where = self._where[-1] if self._where else ""
-        entry = calls.by_key[key] = calls.new_entry(signature, self.recording, rows, where, parameters=parameters)
+        entry = calls.by_key[key] = calls.new_entry(signature, self.recording, rows, where,
+                                                    parameters=parameters if not joined else ())
         return entry
 
     def _on_write(self, name, arrays, attrs, out, call):

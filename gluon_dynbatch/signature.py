@@ -37,7 +37,7 @@ from cavs_core.mxnet_compat import autograd, mx
 from .fastpath import structure_of
 from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS, is_by_rows, spec_number
 
-__all__ = ["Signature", "operator_signature", "vertex_signature"]
+__all__ = ["Signature", "joins_rows", "operator_signature", "row_join_signature", "vertex_signature"]
 
 
 class Signature:
@@ -170,6 +170,25 @@ def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], t
                          for s, part in zip(specs, split)]
             return Signature(name, row_program, row_specs, context, template, run_alone, split)
     return Signature(name, program, specs, context, template, run_alone)
+
+
+def joins_rows(name: str, attrs: dict[str, Any], specs: Sequence[int]) -> bool:
+    """Whether an operator joins single rows along the first axis: then any number of them is the same operator."""
+    return (name == "Concat" and str(attrs.get("dim", 1)) == "0" and len(specs) > 1 and len(set(specs)) == 1
+            and WIDTHS[specs[0]] == 1 and SPECS[specs[0]].shape[0] == 1)
+
+
+def row_join_signature(spec: int) -> Signature:
+    """Single rows become one value: each is copied to its place, as a list whose elements are positions."""
+    builder = Builder(Program(name="Concat"))
+    row = builder.input(Spec(SPECS[spec].shape, SPECS[spec].dtype), Arg(0))
+    builder.program.outputs = [builder.emit("_copy", row)]
+
+    def run_alone(_: Any, operands: list[Any]) -> list[Any]:
+        with autograd.pause(train_mode=autograd.is_training()):
+            return [mx.nd.concat(*operands, dim=0)]
+
+    return Signature("Concat", builder.program, [spec], DEVICES[spec], 0, run_alone, split=[True], slots=1)
 
 
 def _splits(specs: Sequence[int]) -> list[tuple[bool, ...]]:

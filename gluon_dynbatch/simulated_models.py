@@ -5,8 +5,8 @@ grain says where this list is cut into calls:
 
     kernel          every array operation by itself: also slices, and the bias of a layer
     operator        FullyConnected, split, sigmoid, ..
-    subgraph        a vertex; vertices with different numbers of children are different classes
     subgraph-any    a vertex; those with one child or more are one class, as in vertices that take a list
+    subgraph        a vertex; vertices with different numbers of children are different classes
     graph           a vertex, but only samples of the same structure share launches
 
 The work of a class is counted on its plan, made by the same code as in a real run. Nothing here needs a device.
@@ -44,7 +44,7 @@ from .work import Work, work_of
 
 __all__ = ["GRAINS", "MODELS", "Calls", "Cell", "Grain", "Model"]
 
-GRAINS = ("kernel", "operator", "subgraph", "subgraph-any", "graph")
+GRAINS = ("kernel", "operator", "subgraph-any", "subgraph", "graph")      # from fine to coarse
 CLASSES, SIMILAR, WORDS = 5, 50, 10_000         # as in the benchmarks; the gradient of the words' table is sparse
 
 
@@ -54,6 +54,9 @@ class _Table:
     """Stands for the parameter of an Embedding with sparse_grad=True."""
 
     _grad_stype = "row_sparse"
+
+
+_TABLE = _Table()
 
 
 class _Step(NamedTuple):
@@ -167,8 +170,8 @@ class Cell:
     def _kernels(self, operator: _Piece) -> Iterator[_Piece]:
         views: list[_Step] = []                         # a view is no kernel: it goes with the next, or the last one
         last = max(k for k, step in enumerate(operator.steps) if step.op != "Reshape")
-        for k, step in enumerate(operator.steps):
-            if step.op == "Reshape" and k < last:
+        for k, step in enumerate(operator.steps[:last + 1]):
+            if step.op == "Reshape":
                 views.append(step)
             elif step.op == "SliceChannel":             # by itself a slice for each part
                 width = self.builder.shape(step.outputs[0])[1]
@@ -179,11 +182,6 @@ class Cell:
                 steps = [*views, step, *(operator.steps[last + 1:] if k == last else [])]
                 views = []
                 yield _Piece(steps, steps[-1].outputs)
-                if k == last:
-                    return
-
-
-_TABLE = _Table()
 
 
 def _word(cell: Cell) -> list[int]:
@@ -267,6 +265,10 @@ class Model:
         return tuple(grain for grain in GRAINS if grain != "subgraph-any" or "word" in MODELS[self.name])
 
     def cell(self, kind: str, arity: int) -> Cell:
+        """The cell of a vertex that reads so many others."""
+        if kind not in MODELS[self.name]:
+            raise ValueError(f"a sample has a vertex {kind!r}, but model {self.name} has the cells "
+                             f"{', '.join(MODELS[self.name])}; were the samples made for another model?")
         cell = Cell(self.hidden, self.embed, arity)
         cell.states = MODELS[self.name][kind](cell)
         return cell
@@ -303,14 +305,13 @@ class Grain:
 
     Attributes
     ----------
-    titles, works : of each class: its name, and its forward and backward work
+    works : of each class: forward and backward; the second is None where no gradient flows
     """
 
     def __init__(self, model: Model, name: str, children: float = 1.0):
         if name not in model.grains:
             raise ValueError(f"grain {name!r}: expected one of {', '.join(model.grains)} for model {model.name}")
         self.model, self.name, self.mean_children = model, name, children
-        self.titles: list[str] = []
         self.works: list[tuple[Work, Work | None]] = []
         self._classes: dict[Any, int] = {}
         self._templates: dict[tuple[str, int], _Template] = {}
@@ -334,8 +335,7 @@ class Grain:
     def _template(self, kind: str, arity: int) -> _Template:
         if (kind, arity) not in self._templates:
             cell = self.model.cell(kind, arity)
-            below = list(cell.reads)
-            maker: dict[int, int] = {value: -1 - k for k, value in enumerate(below)}
+            maker = {value: -1 - k for k, value in enumerate(cell.reads)}
             template = _Template([], [], [], list(cell.reads.values()), [])
             for number, piece in enumerate(cell.pieces(self.name)):
                 inside = {v for step in piece.steps for v in step.outputs}
@@ -359,9 +359,6 @@ class Grain:
                   for v, source in zip(read, sources)))
         if key not in self._classes:
             self._classes[key] = len(self.works)
-            whole = self.name not in ("kernel", "operator")
-            self.titles.append(f"{kind} with {'any' if joined else cell.arity} children" if whole else
-                               " ".join(step.op for step in piece.steps if step.op != "Reshape"))
             plan = _plan_any(self.model) if joined else _plan_piece(cell, piece, read)
             self.works.append(work_of(plan, self.mean_children))
         return self._classes[key]

@@ -7,7 +7,6 @@ A step that launches or compiles something for the first time does not count.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import importlib
 import importlib.util
@@ -75,7 +74,8 @@ def tune(fn: Callable[[Any], Any], samples: Sequence[Any], policies: Sequence[st
     >>> report.save("tree.json")                                                        # doctest: +SKIP
     """
     samples = list(samples)
-    sizes = sorted(set(_default_sizes(len(samples)) if batch_sizes is None else batch_sizes))
+    powers = (4 ** k for k in itertools.count())
+    sizes = sorted(set(itertools.takewhile(len(samples).__ge__, powers) if batch_sizes is None else batch_sizes))
     _check_arguments(samples, policies, granularities, sizes, steps, backend)
     settings = [Setting(p, g, b) for b in sizes for g in dict.fromkeys(granularities) for p in dict.fromkeys(policies)]
     timer = _Timer(fn, samples, train, backend, first_spare=steps)
@@ -102,10 +102,6 @@ def tune(fn: Callable[[Any], Any], samples: Sequence[Any], policies: Sequence[st
     return TuneReport([_row(*both) for both in found.items()], skipped, title, backend)
 
 
-def _default_sizes(count: int) -> list[int]:
-    return [4 ** k for k in range(count.bit_length()) if 4 ** k <= count]
-
-
 def _check_arguments(samples: list[Any], policies: Sequence[str], granularities: Sequence[str], sizes: list[int],
                      steps: int, backend: str) -> None:
     if not samples:
@@ -119,6 +115,15 @@ def _check_arguments(samples: list[Any], policies: Sequence[str], granularities:
         raise ValueError(f"tune: batch size {wrong[0]}; expected 1 to {len(samples)}, the number of samples")
     if steps < 1:
         raise ValueError(f"tune: {steps} steps; expected at least 1")
+    budget = _own_budget(next(_serial))
+    with batching(analysis_budget=budget) as scope:
+        if scope.config.analysis_budget != budget:
+            raise TuneError("tune was called inside a batching scope, which its own scopes would join; call it outside")
+
+
+def _own_budget(serial: int) -> float:
+    """Practically the default, and yet another one for every serial number."""
+    return Config.analysis_budget + 1e-9 * serial
 
 
 # ---- steps -------------------------------------------------------------------------------------------------------
@@ -126,7 +131,7 @@ def _check_arguments(samples: list[Any], policies: Sequence[str], granularities:
 class _Step(NamedTuple):
     """One mini-batch; its numbers have the names that they have in a Row."""
 
-    numbers: dict[str, float]
+    numbers: dict[str, Any]
     method: str
     backend: str
     is_new: bool                    # something was launched or compiled that never was before
@@ -192,7 +197,7 @@ class _Timer:
         """
         serial = self.serial.setdefault(setting, next(_serial))
         # Policy "auto" remembers what it learns by budget: with one of its own, a setting learns from its own steps.
-        budget = Config.analysis_budget + 1e-9 * serial
+        budget = _own_budget(serial)
         members = np.random.default_rng(number).permutation(len(self.samples))[:setting.batch]
         order = np.random.default_rng((number, serial)).permutation(members).tolist()
         results: list[Any] = []
@@ -201,8 +206,6 @@ class _Timer:
         with self._named(f"with {setting}") as at:
             with autograd.record() if self.train else autograd.pause(), batching(
                     setting.policy, setting.granularity, self.backend, analysis_budget=budget) as scope:
-                if scope.config.analysis_budget != budget:
-                    raise TuneError("tune was called inside a batching scope, which its own would join; call it outside")
                 for k in order:
                     results += self._results(k, at)
                 at.clear()                          # from here on it is the mini-batch that fails
@@ -226,8 +229,6 @@ class _Timer:
         at: list[int] = []
         try:
             yield at
-        except TuneError:
-            raise
         except Exception as error:
             what = f"fn(samples[{at[0]}])" if at else "the mini-batch"
             message = str(error).partition("\n")[0]
@@ -279,7 +280,7 @@ def _kept_gradients() -> Iterator[None]:
             value.copyto(x)
         for key, x in _arrays_with_gradients().items():
             if key not in arrays:                   # its parameter had no shape before
-                x.grad[:] = 0
+                mx.nd.zeros_like(x.grad).copyto(x.grad)
                 x._fresh_grad = False
         mx.nd.waitall()
 
@@ -369,7 +370,7 @@ class _Tree(gluon.Block):
     def __init__(self, words: int, hidden: int):
         super().__init__()
         with self.name_scope():
-            self.embed = gluon.nn.Embedding(words, hidden)
+            self.word = vertex(gluon.nn.Embedding(words, hidden))
             self.dense = gluon.nn.Dense(hidden, in_units=2 * hidden, activation="tanh")
             self.out = gluon.nn.Dense(2, in_units=hidden)
             self.cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -379,17 +380,13 @@ class _Tree(gluon.Block):
         return self.dense(F.concat(left, right, dim=1))
 
     @vertex
-    def word(self, F: Any, number: Any) -> Any:
-        return F.tanh(self.embed(number))
-
-    @vertex
     def loss(self, F: Any, h: Any, label: Any) -> Any:
         return self.cross_entropy(self.out(h), label)
 
     def forward(self, tree: list[int | None], label: int) -> Any:
         stack: list[Any] = []
         for word in tree:
-            stack.append(self.word(mx.nd, word) if word is not None else self.join(mx.nd, stack.pop(), stack.pop()))
+            stack.append(self.word(word) if word is not None else self.join(mx.nd, stack.pop(), stack.pop()))
         return self.loss(mx.nd, stack.pop(), label)
 
 

@@ -190,3 +190,31 @@ def test_outputs_of_ragged_calls_leave_with_their_own_shape(layers):
     table = embed.weight.data().asnumpy()
     for y in out:
         np.testing.assert_array_equal(y.asnumpy(), table[:len(y)])
+
+
+@pytest.mark.parametrize("backend", ["mxnet", "native"])
+@pytest.mark.parametrize("shape", [(1, 3), (1,), (1, 2, 3)])
+def test_rows_of_any_number_are_joined_in_one_launch(shape, backend):
+    """nd.concat(*states, dim=0): one class for all lengths, and rows that are read twice get both gradients."""
+    rng = np.random.RandomState(0)
+    xs = [mx.nd.array(rng.normal(size=shape)) for _ in range(6)]
+    for x in xs:
+        x.attach_grad()
+
+    def run():
+        ys = [mx.nd.tanh(x) for x in xs]
+        return [mx.nd.concat(*ys[:n], ys[0], dim=0) * n for n in (1, 2, 5, 3)]
+
+    with autograd.record():
+        want = run()
+    autograd.backward(want)
+    want_grads = [x.grad.asnumpy() for x in xs]
+    with autograd.record(), gdb.batching(backend=backend, check=True) as scope:
+        got = run()
+    autograd.backward(got)
+    titles = [launch.title for launch in scope.flushes[0].launches]
+    assert titles.count("Concat") == (1 if len(shape) < 3 else 4) and not scope.stats.fallbacks
+    for g, w in zip(got, want):
+        np.testing.assert_allclose(g.asnumpy(), w.asnumpy(), rtol=1e-5)
+    for x, grad in zip(xs, want_grads):
+        np.testing.assert_allclose(x.grad.asnumpy(), grad, rtol=1e-5, atol=1e-6)

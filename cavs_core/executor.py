@@ -8,7 +8,7 @@ from typing import Any
 from .backends.targets import WRITTEN, Target
 from .layout import ClassLayout, Frame, Layout, Place, Read, RowIndex, Segments
 from .partition import Step
-from .plan import ClassPlan, Phases, buffer_specs
+from .plan import ClassPlan, Phases, buffer_specs, peak_bytes
 from .program import CHILD, SHARED, Leaf, OutputGrad, Pull, Spec, StateGrad, Zeros
 
 __all__ = ["Run"]
@@ -49,6 +49,10 @@ class Run:
         self.classes = [c for c in self._all if c.layout.whole.num_rows]
         self._indices: dict[int, Any] = {}
         self._reshaped: dict[Any, Any] = {}
+
+    def peak_bytes(self) -> int:
+        """An estimate of the memory that the run will hold at its peak; nothing is allocated yet."""
+        return peak_bytes([c.plan for c in self._all], self.layout)
 
     # ---- forward -----------------------------------------------------------------------------
 

@@ -15,9 +15,9 @@ from .errors import RunError
 from .graph import InputGraph
 from .layout import Place, RowIndex, lay_out_graphs
 from .mxnet_compat import autograd, mx
-from .plan import ClassPlan, VertexProgram, leaf_program, peak_bytes, plan_class
+from .plan import ClassPlan, VertexProgram, leaf_program, plan_class
 from .program import Const, Gather, GatherAll, GatherSum, Param, Pull, Spec, Zeros
-from .schedule import check_arity, schedule
+from .schedule import Schedule, check_arity, schedule
 from .tape import TapeBridge, needs_gradient
 from .vertex import VertexFunction, trace_vertex
 
@@ -145,8 +145,7 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     by_slot = not any(isinstance(p, GatherAll) for p in vertex.ports)
     scheduled = schedule(graph, by_slot)
     layout = lay_out_graphs(graph, scheduled, vertex.ports, planned.plans[1].answered_ports, vertex.pushed_states)
-    stats = RunStats(graph.num_samples, graph.num_vertices, graph.num_edges, scheduled.num_launches,
-                     peak_bytes=peak_bytes(planned.plans, layout))
+    stats = RunStats(graph.num_samples, graph.num_vertices, graph.num_edges, scheduled.num_launches)
     stats.schedule_ms = (time.perf_counter() - start) * 1e3
     if graph.num_vertices == 0:
         specs = vertex.program.specs
@@ -162,6 +161,7 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     native, stats.fallback = runs_natively(layout, planned.plans, ctx, backend)
     execution = make_run(native, layout, planned.plans, ctx, bound, fills)
     position = RowIndex(scheduled.position)
+    stats.peak_bytes = execution.peak_bytes() + _outside_bytes(graph, scheduled, vertex, recording)
     with autograd.pause(train_mode=autograd.is_training()):
         execution.forward()
         pushed = [_in_vertex_order(execution, place, position, vertex.program.specs[v])
@@ -173,6 +173,14 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     if recorded:
         _record(planned, execution, position, arrays, bound, pushed, stats)
     return RunOutput(pushed, graph, stats, recorded)
+
+
+def _outside_bytes(graph: InputGraph, scheduled: Schedule, vertex: VertexProgram, recording: bool) -> int:
+    """What a run takes outside the engine: the batch of graphs, its schedule, pushed values, and their gradients."""
+    arrays = (graph.child_indptr, graph.child_index, scheduled.order, scheduled.position, scheduled.depth)
+    specs = [vertex.program.specs[v] for v in vertex.pushed]
+    row = sum(int(np.prod(s.shape)) * np.dtype(s.dtype).itemsize for s in specs)
+    return sum(a.nbytes for a in arrays) + (2 if recording else 1) * row * graph.num_vertices
 
 
 def _in_vertex_order(execution: Any, place: Place, position: RowIndex, spec: Spec) -> Any:

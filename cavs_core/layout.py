@@ -180,6 +180,15 @@ class Layout:
     messages: list[Messages]            # one per buffer
     row_specs: list[Spec] | None = None     # of each buffer; None: those of the outputs that are written to it
 
+    @property
+    def index_bytes(self) -> int:
+        """What the numbers of rows take: reads, edges and messages."""
+        arrays = [read.rows.rows for part in self.classes for read in part.reads.values()]
+        arrays += [part.external.rows for part in self.classes]
+        arrays += [a for part in self.classes if part.edges is not None for a in (part.edges.indptr, part.edges.row)]
+        arrays += [a for m in self.messages for a in (m.pull.rows, m.segments.indptr)]
+        return sum(a.nbytes for a in {id(a): a for a in arrays}.values())
+
 
 def offsets_of(counts: IntArray) -> IntArray:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])

@@ -31,8 +31,8 @@ from .program import (
     Zeros,
 )
 
-__all__ = ["VertexProgram", "Phases", "ClassPlan", "buffer_specs", "leaf_program", "own_outputs", "peak_bytes",
-           "plan_class", "respecified"]
+__all__ = ["VertexProgram", "Phases", "ClassPlan", "buffer_bytes", "buffer_specs", "leaf_program", "own_outputs",
+           "peak_bytes", "plan_class", "respecified"]
 
 _RECURRENT = (Gather, GatherSum, GatherAll)     # sources that wait for another vertex
 
@@ -252,12 +252,12 @@ def buffer_specs(plans: Sequence[ClassPlan], layout: Layout) -> list[Spec]:
 
 
 def peak_bytes(plans: Sequence[ClassPlan], layout: Layout) -> int:
-    """An estimate of the memory that a run will hold at its peak, from shapes alone.
+    """An estimate of the memory that a run by MXNet's operators will hold at its peak, from shapes alone.
 
-    Counted: the buffers and their messages, and every value that is kept over all rows of its class. Not counted:
-    parameters and inputs, which exist already, and what a region uses inside itself.
+    Counted: the buffers and their messages, every value that is kept over all rows of its class, and the numbers of
+    rows. Not counted: parameters and inputs, which exist already, and what a region uses inside itself.
     """
-    total = 0
+    total = layout.index_bytes
     for plan, part in zip(plans, layout.classes):
         phases = [plan.forward] + ([plan.backward] if plan.backward is not None else [])
         whole = {v for p in phases for step in (*p.eager, *p.lazy) for v in step.outputs}
@@ -265,10 +265,14 @@ def peak_bytes(plans: Sequence[ClassPlan], layout: Layout) -> int:
             spec, frame = plan.specs[v], part.whole
             rows = 1 if spec.kind == SHARED else frame.num_edges if spec.kind == CHILD else frame.num_rows
             total += rows * _bytes_of(spec)
+    return total + buffer_bytes(plans, layout)
+
+
+def buffer_bytes(plans: Sequence[ClassPlan], layout: Layout) -> int:
+    """What the buffers take, and their messages if there is a backward pass."""
     backward = any(plan.backward is not None for plan in plans)
-    for k, spec in enumerate(buffer_specs(plans, layout)):
-        total += (layout.buffer_rows[k] + (layout.messages[k].num_rows if backward else 0)) * _bytes_of(spec)
-    return total
+    return sum((layout.buffer_rows[k] + (layout.messages[k].num_rows if backward else 0)) * _bytes_of(spec)
+               for k, spec in enumerate(buffer_specs(plans, layout)))
 
 
 def _bytes_of(spec: Spec) -> int:

@@ -7,9 +7,9 @@ is there already: a call that only names part of a value (an alias) runs nowhere
 of its operands as independent takes the entries of all calls as its positions, however many each has; its class is
 ragged, and a call with L entries occupies L positions. A call of any other class occupies one.
 
-Operands of a call are its columns. A class may take a list of any length: then its last columns (`slots` of them) are the
-parts of each element, and a call has their tokens once for every element. If such a column is split, each element is
-read by a position of its own: so are rows joined.
+Operands of a call are its columns. A class may take a list of any length: then its last columns (`slots` of them) are
+the parts of each element, and a call has their tokens once for every element. If such a column is split, each element
+is read by a position of its own: so are rows joined.
 """
 
 from __future__ import annotations

@@ -50,5 +50,5 @@ class Config:
         if self.max_pending is not None and self.max_pending < 1:
             raise ValueError(f"batching(max_pending={self.max_pending!r}): expected a positive number or None")
         if not 0 < self.analysis_budget <= 1:
-            raise ValueError(f"batching(analysis_budget={self.analysis_budget!r}): expected a share of a step, above 0 and at "
-                             "most 1")
+            raise ValueError(f"batching(analysis_budget={self.analysis_budget!r}): expected a share of a step, above 0 "
+                             "and at most 1")

@@ -50,6 +50,14 @@ class Planned:
     names: dict[int, LeafName]
     kinds: list[list[str]]
 
+    @property
+    def num_bytes(self) -> int:
+        """What the analyzer's arrays take; those of the layout are the run's."""
+        s, g = self.scan, self.grouping
+        arrays = (s.depth, s.active, s.operand_offsets, s.value_offsets, s.maker, g.value_rows, g.value_buffers,
+                  g.leaf_rows, *[rows.calls for rows in g.classes])
+        return sum(a.nbytes for a in arrays)
+
 
 class PlanCache:
     """Plans by structure, the last used ones; as many as fit into `max_bytes` of arrays.

@@ -32,6 +32,7 @@ class Stats:
     predicted_execute_ms: float = 0.0   # by the cost model, before they ran
     predicted_backward_ms: float = 0.0  # of the flushes whose backward pass has run
     methods: dict[str, int] = field(default_factory=dict)       # policy and grain -> flushes
+    peak_bytes: int = 0                 # estimate of the largest flush: recording, plan and run
 
     def __str__(self) -> str:
         return (f"{self.calls} calls in {self.launches} launches ({self.ops} operators forward, {self.backward_ops} "

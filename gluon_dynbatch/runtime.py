@@ -16,7 +16,7 @@ from .choose import choose_method
 from .planning import plan_flush
 from .report import FlushReport
 from .results import Flushed, LeafName
-from .tables import Leaves, read_calls
+from .tables import Leaves, read_calls, recorded_bytes
 from .values import DEVICES, ROW_SPECS, WIDTHS, as_array
 from .weigh import cost_model, predict_ms
 
@@ -48,6 +48,7 @@ def run_calls(calls: Any, reason: str) -> Flushed:
         fills = _fills(leaves, grouping, recording, buffers, native)
         stats.leaves_ms += (time.perf_counter() - stacking) * 1e3
         run = make_run(native, layout, plans, context, arrays, fills)
+        stats.peak_bytes = max(stats.peak_bytes, run.peak_bytes() + recorded_bytes(recording) + planned.num_bytes)
         run.forward()
     finished = time.perf_counter()
     note_seconds(plans, finished - analyzed)

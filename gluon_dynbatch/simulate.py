@@ -240,6 +240,8 @@ def write_json(path: str | os.PathLike[str], rows: Sequence[Row], settings: dict
 _COLOURS = dict(zip(GRAINS, ("tab:red", "tab:orange", "tab:cyan", "tab:blue", "tab:green")))
 _MARKERS = {"none": "<", "depth": "o", "agenda": "s", "cost": "D"}
 _LABELS = {"none": "none (no analysis)"}
+#: where a point has its name, if not at its right: operators are just left of kernels, graphs just below subgraphs
+_NAME_AT = {"operator": ((-9, 0), "right", "center"), "graph": ((0, -8), "center", "top")}
 
 
 def plot(rows: Sequence[Row], path: str | os.PathLike[str], title: str = "") -> list[str]:
@@ -293,10 +295,9 @@ def _draw_panel(axes: Any, rows: Sequence[Row], field: str) -> None:
     points = [(best[grain].analysis_us_per_sample, getattr(best[grain], field)) for grain in GRAINS if grain in best]
     axes.plot([x for x, _ in points], [y for _, y in points], "-", color="0.6", zorder=1)
     for grain, point in zip([grain for grain in GRAINS if grain in best], points):
-        at_left = grain == "operator"           # at its right are the kernels, which cost little more
-        axes.annotate(grain, point, (-9 if at_left else 9, 0), textcoords="offset points", va="center", fontsize=8,
-                      ha="right" if at_left else "left", color=_COLOURS[grain], zorder=1.5,
-                      bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5})
+        offset, ha, va = _NAME_AT.get(grain, ((9, 0), "left", "center"))
+        axes.annotate(grain, point, offset, textcoords="offset points", ha=ha, va=va, fontsize=8, zorder=1.5,
+                      color=_COLOURS[grain], bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5})
     axes.set(xscale="log", yscale="log")
     axes.set_xlim(edge / 1.5, 2.5 * max(spent, default=edge))       # room for the names at the right
     axes.margins(y=0.1)

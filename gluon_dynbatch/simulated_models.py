@@ -7,7 +7,7 @@ grain says where this list is cut into calls:
     operator        FullyConnected, split, sigmoid, ..
     subgraph-any    a vertex; those with one child or more are one class, as in vertices that take a list
     subgraph        a vertex; vertices with different numbers of children are different classes
-    graph           a vertex, but only samples of the same structure share launches
+    graph           as subgraph-any, but only samples of the same structure share launches
 
 The work of a class is counted on its plan, made by the same code as in a real run. Nothing here needs a device.
 """
@@ -67,10 +67,11 @@ class _Step(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A call: what it does, and what it gives."""
+    """A call: what it does, what it gives, and the operator that it is, if it is one."""
 
     steps: list[_Step]
     outputs: Sequence[int]
+    operator: str = ""
 
 
 class Cell:
@@ -80,6 +81,7 @@ class Cell:
         self.hidden, self.embed_size, self.arity = hidden, embed, arity
         self.builder = Builder(Program())
         self.operators: list[_Piece] = []
+        self.args: list[int] = []                       # the inputs that are no parameters
         self.reads: dict[int, tuple[int, int]] = {}     # value -> the child and the number of its state
         self.states: Sequence[int] = ()                 # what the vertex gives
         self._params: dict[str, int] = {}
@@ -87,7 +89,8 @@ class Cell:
     # ---- inputs ----
 
     def outside(self, *shape: int) -> int:
-        return self.builder.input(Spec(shape, "float32"), Arg(len(self.args)))
+        self.args.append(self.builder.input(Spec(shape, "float32"), Arg(len(self.args))))
+        return self.args[-1]
 
     def child(self, slot: int, state: int, *shape: int) -> int:
         value = self.outside(*shape)
@@ -104,18 +107,13 @@ class Cell:
             self._params[name] = self.builder.input(Spec(shape, "float32", SHARED), Param(parameter, name))
         return self._params[name]
 
-    @property
-    def args(self) -> list[int]:
-        """The inputs that are no parameters."""
-        return self.builder.program.inputs_of(Arg)
-
     # ---- operators ----
 
     def call(self, op: str, *xs: int, **attrs: Any) -> list[int]:
         instrs = self.builder.program.instrs
         start = len(instrs)
         made = [self.builder.emit("_copy", v) if v in xs else v for v in self.builder.call(op, xs, attrs)]
-        self.operators.append(_Piece([_Step(i.op, i.attrs, i.inputs, i.outputs) for i in instrs[start:]], made))
+        self.operators.append(_Piece([_Step(i.op, i.attrs, i.inputs, i.outputs) for i in instrs[start:]], made, op))
         return made
 
     def op(self, op: str, *xs: int, **attrs: Any) -> int:
@@ -349,10 +347,11 @@ class Grain:
         return self._templates[kind, arity]
 
     def _class(self, kind: str, cell: Cell, piece: _Piece, read: list[int]) -> int:
-        joined = self.name == "subgraph-any" and kind == "word" and cell.arity > 0
+        joined = self.name in ("subgraph-any", "graph") and kind == "word" and cell.arity > 0
         local = {v: k for k, v in enumerate(read)}
         sources = [cell.builder.program.inputs.get(v) for v in read]
         key: Any = kind if joined else (
+            piece.operator,             # operators that come to the same steps are still different ones
             tuple((s.op, s.attrs, tuple(local.setdefault(v, len(local)) for v in s.inputs + s.outputs))
                   for s in piece.steps),
             tuple((cell.builder.specs[v], source if isinstance(source, Param) else None)

@@ -18,6 +18,7 @@ __all__ = ["SHAPES", "Sample", "Tree", "chain", "complete", "generate", "pair", 
 
 Tree = list[list[int]]              # the children of each vertex; they come before it, the root is last
 
+
 class Sample(NamedTuple):
     """The vertices of a sample: the cell of each, and the earlier vertices that it reads."""
 

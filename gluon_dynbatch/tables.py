@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from cavs_core import RunError, needs_gradient, offsets_of
+from cavs_core import LazyArray, RunError, needs_gradient, offsets_of
 from cavs_core.mxnet_compat import mx
 
 from .analyzer import ClassInfo, Recording
 from .fastpath import FIRST
 from .values import BUFFERS, WIDTHS, as_array
 
-__all__ = ["Leaves", "Tables", "read_calls"]
+__all__ = ["Leaves", "Tables", "read_calls", "recorded_bytes"]
 
 NDArray = mx.nd.NDArray
 #: the reference count of an object that only a list holds, as `map` sees it
@@ -85,6 +85,18 @@ def read_calls(calls: Any) -> Tables:
     calls.forget()
     return Tables(recording, list(buffers), value_specs, Leaves(calls.leaves, numbers, leaf_specs[place],
                                                                       _parameters(calls)))
+
+
+def recorded_bytes(r: Recording) -> int:
+    """About what recording takes: the log, as a list and as an array, tokens, results, and the tables."""
+    arrays = (r.call_class, r.call_width, r.call_count, r.operands, r.leaf_buffers, r.leaf_widths, r.heads)
+    log = len(r.call_class) + len(r.operands)
+    values = int(r.per_class(lambda c: len(c.output_widths))[r.call_class].sum())
+    return sum(a.nbytes for a in arrays) + 16 * log + (_TOKEN + _RESULT) * values
+
+
+_TOKEN = sys.getsizeof(1 << 32) + 8             # an int, and its place in a list
+_RESULT = sys.getsizeof(LazyArray()) + 16       # an array that stands for a result, and the collector's part
 
 
 def _parameters(calls: Any) -> dict[int, Any]:

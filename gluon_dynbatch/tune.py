@@ -182,7 +182,7 @@ class _Timer:
         return step.numbers["total_ms"]
 
     def measure(self, setting: Setting, number: int) -> _Step:
-        """A step that counts. After one that had something new comes another, a few times."""
+        """A step that counts. After one that had something new comes another, a few times; then the last one counts."""
         step = self._step(setting, number)
         for _ in range(_ATTEMPTS - 1):
             if not step.is_new:
@@ -195,7 +195,9 @@ class _Timer:
 
         In the same order, a setting would find the plans that the one before it has made.
         """
-        serial = self.serial.setdefault(setting, next(_serial))
+        if setting not in self.serial:
+            self.serial[setting] = next(_serial)
+        serial = self.serial[setting]
         # Policy "auto" remembers what it learns by budget: with one of its own, a setting learns from its own steps.
         budget = _own_budget(serial)
         members = np.random.default_rng(number).permutation(len(self.samples))[:setting.batch]

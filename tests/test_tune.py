@@ -128,12 +128,16 @@ def test_inference_runs_no_backward_pass_and_takes_lists():
     assert row.backward_ms == 0 and row.forward_ms > 0
 
 
-def test_native_backend_is_predicted():
-    """What "auto" comes to on the CPU; one kind of call needs few kernels."""
-    x = nd.ones((1, 4))
+def test_native_backend_is_predicted_and_policy_auto_may_choose_before_it_is_measured():
+    """One kind of call needs few kernels."""
+    x, calls = nd.ones((1, 4)), []
     x.attach_grad()
-    (row,) = quickly(lambda factor: nd.tanh(x * factor), [nd.ones((1, 4)) * k for k in range(4)], backend="native").rows
+    report = quickly(lambda factor: calls.append(factor) or nd.tanh(x * factor), [nd.ones((1, 4))] * 4,
+                     policies=["auto"], batch_sizes=[4], backend="native")
+    (row,) = report.rows
     assert row.backend == "native" and row.predicted_ms > 0
+    assert len(calls) >= 4 * module._AUTO_STEPS
+    assert f"ran {row.method}" in report.table()
 
 
 def test_auto_backend_obeys_the_environment(monkeypatch):

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ...array_memory import array_at
+from ...array_memory import array_at, view_of_data
 from ...layout import ClassLayout, Layout, RowIndex
 from ...mxnet_compat import mx
-from ...plan import ClassPlan, buffer_specs
+from ...plan import ClassPlan, buffer_bytes, buffer_specs
 from ...program import CHILD, SHARED, Pull, Spec
 from ..targets import WRITTEN, Target
 from .ir import ScatterOp
@@ -42,6 +42,12 @@ class NativeRun:
         self._passing: list[Block] = []         # memory of the last backward pass
         weakref.finalize(self, _give_back, self._kept, self._saved, self._passing)
 
+    def peak_bytes(self) -> int:
+        """An estimate of the memory that the run will hold at its peak; nothing is allocated yet."""
+        own = sum(int(memory.sizes(part).sum()) for prepared, part in zip(self._prepared, self.layout.classes)
+                  for memory in prepared.memory if part.whole.num_rows)
+        return own + buffer_bytes(self.plans, self.layout) + self.layout.index_bytes
+
     def free(self) -> None:
         """Give back what only a backward pass needs."""
         _give_back(self._saved, self._passing)
@@ -54,11 +60,22 @@ class NativeRun:
 
     def array(self, buffer: int, start: int, stop: int, shape: tuple[int, ...]) -> Any:
         """A copy of rows of a buffer, as an NDArray of a shape."""
-        return _as_ndarray(self.buffers[buffer][start:stop].reshape(shape))
+        return self._taken(buffer, slice(start, stop), stop - start).reshape(shape)
 
     def take(self, buffer: int, rows: Any) -> Any:
         """Some rows of a buffer, as an NDArray."""
-        return _as_ndarray(np.take(self.buffers[buffer], rows, axis=0))
+        return self._taken(buffer, rows, len(rows))
+
+    def _taken(self, buffer: int, rows: Any, count: int) -> Any:
+        """Rows of a buffer, written straight into an NDArray's memory."""
+        source = self.buffers[buffer]
+        made = mx.nd.empty((count, *source.shape[1:]), ctx=mx.cpu(), dtype=source.dtype)
+        if count:
+            if isinstance(rows, slice):
+                view_of_data(made)[...] = source[rows]
+            else:
+                np.take(source, rows, axis=0, out=view_of_data(made), mode="clip")
+        return made
 
     def pulled(self, buffer: int, start: int, stop: int) -> Any:
         """What all readers of each row sent back, added up."""
@@ -347,10 +364,6 @@ def _aligned(nbytes: int) -> int:
 
 def _row_address(array: Any, row: int) -> int:
     return address_of(array) + row * array.strides[0]
-
-
-def _as_ndarray(values: Any) -> Any:
-    return mx.nd.array(values, ctx=mx.cpu(), dtype=values.dtype)
 
 
 def _fill(array: Any, row: int, values: Any) -> None:

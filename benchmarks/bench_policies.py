@@ -20,6 +20,7 @@ import contextlib
 import gc
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -52,7 +53,7 @@ from gluon_dynbatch.report import Stats
 REGIMES = {"new": "new mini-batches", "warm": "warm plan cache"}
 STEPS, QUICK_STEPS = 30, 8      # timed, of each setting in each regime
 WARM_UP, MOST_WARM_UP = 25, 60  # steps before: "auto" tries methods for about 20, more if something is compiled
-CALM = 8                        # steps at the end of the warm-up with one method, and without anything compiled
+CALM = 8                        # steps at the end of the warm-up without anything compiled
 CHECKED, REPEATED = 2, 4        # mini-batches of the check, and of the warm regime
 MOST_ALONE = 5.0                # policy "none" is timed if its steps take at most so many times depth's
 AUTO = "auto"
@@ -99,6 +100,7 @@ class Step:
     rows: int
     stats: Stats
     compiled: bool = False          # whether kernels were met for the first time
+    settled: bool = True            # whether "auto" has chosen a method
 
 
 class Memory:
@@ -110,8 +112,9 @@ class Memory:
     """
 
     def __init__(self) -> None:
+        self.auto = Auto()
         self._own: list[tuple[Any, str, Any]] = [(planning, "PLANS", planning.PlanCache()), (weigh, "_models", []),
-                                                 (graphs, "_known", OrderedDict()), (choose, "AUTO", Auto())]
+                                                 (graphs, "_known", OrderedDict()), (choose, "AUTO", self.auto)]
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
@@ -156,7 +159,8 @@ class Runner:
         compiled = not kernels <= self._kernels
         self._kernels |= kernels
         rows = sum(launch.rows for flush in scope.flushes for launch in flush.launches)
-        return Step(loss, ms, rows, scope.stats, compiled)
+        settled = setting != AUTO or any(map(memory.auto.is_settled, memory.auto.models))
+        return Step(loss, ms, rows, scope.stats, compiled, settled)
 
     def check(self, setting: str) -> list[float]:
         """From the first parameters: the loss of the first mini-batch, and after an update that of the second."""
@@ -167,7 +171,8 @@ class Runner:
             return [first, self.system.loss(1)]
 
     def time(self, settings: Sequence[str], regime: str, bar: Any) -> dict[str, list[Step]]:
-        """The timed steps of each setting, which take turns: who begins changes from mini-batch to mini-batch."""
+        """The timed steps of each setting. They take turns, in an order drawn for each mini-batch: who comes first, or
+        behind a setting with much memory, is slower."""
         warm_up, timed = self.case.batches(regime)
         memories = {name: Memory() for name in settings}
         for name, memory in memories.items():
@@ -175,16 +180,13 @@ class Runner:
             for k in warm_up:
                 done.append(self.step(name, memory, k))
                 bar.update()
-                last = done[-CALM:]
-                methods = {method for step in last for method in step.stats.methods}
-                if len(done) >= WARM_UP and len(methods) == 1 and not any(step.compiled for step in last):
-                    break           # nothing is compiled any more, and "auto" has settled
+                if len(done) >= WARM_UP and done[-1].settled and not any(step.compiled for step in done[-CALM:]):
+                    break
         steps: dict[str, list[Step]] = {name: [] for name in settings}
         gc.collect()
         gc.freeze()                 # what all settings together hold is more than a training has for the collector
         for turn, k in enumerate(timed):
-            for place in range(len(settings)):
-                name = settings[(turn + place) % len(settings)]
+            for name in random.Random(turn).sample(list(settings), len(settings)):
                 steps[name].append(self.step(name, memories[name], k))
                 bar.update()
         gc.unfreeze()
@@ -264,7 +266,7 @@ def compare(steps: Mapping[str, Sequence[Step]], depth: str, batch: int) -> dict
             "launches": median(s.launches for s in stats), "rows": median(s.rows / s.stats.launches for s in done),
             "analyze_ms": median(s.analyze_ms for s in stats),
             "analyze_share": median(s.stats.analyze_ms / s.ms for s in done),
-            "known": sum(s.cache_hits for s in stats) / sum(s.flushes for s in stats),
+            "settled": done[0].settled, "known": sum(s.cache_hits for s in stats) / sum(s.flushes for s in stats),
             "methods": dict(Counter(method for s in stats for method in s.methods)),
             "forward_error": median(error(s.predicted_execute_ms, s.execute_ms) for s in stats),
             "backward_error": median(error(s.predicted_backward_ms, s.backward_ms) for s in stats)}
@@ -318,8 +320,9 @@ def table(entry: Mapping[str, Any]) -> str:
             lines.append(f"| {name} | {f['launches']:.0f} | {f['rows']:.1f} | {f['analyze_ms']:.2f} "
                          f"| {f['analyze_share']:.1%} | {f['known']:.0%} | {f['ms']:.4g} | {low:.4g} to {high:.4g} "
                          f"| {f['steps']} | {f['to_best']:.3f} | {f['to_depth']:.3f} | {' | '.join(errors)} |")
-        methods = part["settings"].get(AUTO, {}).get("methods", {})
-        lines += ["", *(f"- auto ran {method} in {count} steps" for method, count in methods.items())]
+        auto = part["settings"].get(AUTO, {"methods": {}})
+        lines += ["", *(f"- auto {'settled on' if auto['settled'] else 'HAD NOT SETTLED and ran'} {method}: {count} steps"
+                        for method, count in auto["methods"].items())]
     return "\n".join([*lines, *(f"- {name} is absent: {f['absent']}" for name, f in entry["absent"].items())]) + "\n"
 
 

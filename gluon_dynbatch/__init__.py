@@ -3,7 +3,9 @@
 from . import policies
 from .errors import BatchingMismatchError, DiscardedError, DynBatchError
 from .scope import batching, flush
+from .tuning import tune
 from .vertex import vertex
 
-__all__ = ["BatchingMismatchError", "DiscardedError", "DynBatchError", "batching", "flush", "policies", "vertex"]
+__all__ = ["BatchingMismatchError", "DiscardedError", "DynBatchError", "batching", "flush", "policies", "tune",
+           "vertex"]
 __version__ = "0.1.0"

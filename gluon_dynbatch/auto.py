@@ -59,14 +59,14 @@ class Auto:
         self._models: dict[Hashable, _Model] = {}
         self._lock = threading.Lock()
 
-    def choose(self, model: Hashable, first: Method, worth_trying: Callable[[], Sequence[Method]]) -> Sample:
+    def choose(self, model: Hashable, first: Method, worth_trying: Callable[[float], Sequence[Method]]) -> Sample:
         """The method of the next flush, in a sample that the flush fills in.
 
         Parameters
         ----------
         model : names the model
         first : what it starts with
-        worth_trying : () -> other methods that may pay, the best first; asked once, when the first is known
+        worth_trying : (us a call, with the first) -> other methods that may pay, the best first; asked once
         """
         with self._lock:
             if model not in self._models and len(self._models) >= MODELS:
@@ -75,7 +75,7 @@ class Auto:
             if state.sample is not None:
                 self._learn(state, state.sample)
             if not state.settled and not state.trying and len(state.us_a_call.get(first, ())) >= KNOWN:
-                state.trying = [first, *list(worth_trying())[:MOST]]
+                state.trying = [first, *worth_trying(_typical(state.us_a_call[first]))[:MOST]]
                 state.us_a_call = {first: []}       # the first steps may have been slower
             if state.trying:
                 self._take_turns(state)

@@ -18,7 +18,7 @@ from .fastpath import FIRST, RETRY, make_append
 from .results import Flushed
 from .runtime import run_calls
 from .signature import Signature
-from .values import DEVICES, SPECS, array_spec, data_spec, memory_of
+from .values import DEVICES, SPECS, Stretches, array_spec, data_spec, memory_of
 
 __all__ = ["NO_ARRAY", "BaseSparseNDArray", "CallClass", "Calls", "Entry", "Owner"]
 
@@ -123,7 +123,8 @@ class Calls:
         self.leaves: list[Any] = []             # arrays and numbers
         self.leaf_spec: list[int] = []
         self.leaf_of: dict[Any, LazyArray] = {}             # id of an array -> what stands for it
-        self.leaf_memory: list[tuple[int, int]] = []
+        self.memory = Stretches()               # of the arrays that recorded calls read, as far as somebody asked
+        self.num_leaves_seen = self.num_classes_seen = 0
         self.views: dict[int, tuple[int, Any]] = {}         # value -> (the value it is a view of, how to make it)
         self.viewed: set[int] = set()
         self.started = time.perf_counter()
@@ -268,11 +269,15 @@ class Calls:
 
     def reads_memory_of(self, array: Any) -> bool:
         """Whether an array overlaps one that recorded calls read: itself, a view of it, or what it is a view of."""
-        for leaf in self.leaves[len(self.leaf_memory):]:
-            self.leaf_memory.append(memory_of(leaf) if isinstance(leaf, NDArray) else (0, 0))
-        start, stop = memory_of(array)
-        params = [memory_of(p.parameter.data(c.signature.context)) for c in self.classes for p in c.signature.params]
-        return any(start < other_stop and other_start < stop for other_start, other_stop in self.leaf_memory + params)
+        if isinstance(array, BaseSparseNDArray):        # no recorded call reads one
+            return False
+        if self.num_classes_seen < len(self.classes):   # (who replaces the array of a parameter flushes before)
+            for cls in self.classes[self.num_classes_seen:]:
+                self.memory.add(memory_of(p.parameter.data(cls.signature.context)) for p in cls.signature.params)
+            self.num_classes_seen = len(self.classes)
+        self.memory.add(memory_of(leaf) for leaf in self.leaves[self.num_leaves_seen:] if isinstance(leaf, NDArray))
+        self.num_leaves_seen = len(self.leaves)
+        return self.memory.overlaps(*memory_of(array))
 
     # ---- entries -----------------------------------------------------------------------------
 

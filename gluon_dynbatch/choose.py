@@ -11,6 +11,7 @@ from .auto import Auto, Sample
 from .methods import Method
 from .planning import make_problem, plan_launches
 from .policies import predicted_us
+from .weigh import use_measured_costs
 
 __all__ = ["AUTO", "choose_method"]
 
@@ -21,6 +22,8 @@ def choose_method(config: Any, classes: Sequence[Any], tables: Any) -> Sample:
     """What a flush is planned with, in a sample that it fills in."""
     grain = "vertex" if config.granularity == "auto" else config.granularity
     if config.policy != "auto":
+        if config.policy == "cost":
+            use_measured_costs()
         return Sample(Method(config.policy, grain))
     # The same code with another number of children, or on longer inputs, is the same model.
     model = frozenset((id(cls.identity[0]) if cls.identity else 0, cls.signature.title) for cls in classes)
@@ -28,13 +31,18 @@ def choose_method(config: Any, classes: Sequence[Any], tables: Any) -> Sample:
     others = [Method("cost", grain), Method("agenda", grain)]
     if config.granularity == "auto":
         others += [Method("depth", "graph"), Method("cost", "graph")]
-    return AUTO.choose((config.granularity, config.analysis_budget, model), first, lambda: _worth_trying(
-        first, others, config.analysis_budget, classes, tables))
+    return AUTO.choose((config.granularity, config.analysis_budget, model), first, lambda us: _worth_trying(
+        first, others, config.analysis_budget * us, classes, tables))
 
 
-def _worth_trying(first: Method, others: Sequence[Method], budget: float, classes: Sequence[Any],
+def _worth_trying(first: Method, others: Sequence[Method], budget_us: float, classes: Sequence[Any],
                   tables: Any) -> list[Method]:
-    """Methods whose plan of this flush is predicted to be faster than the first's, planning included; best first."""
+    """Methods whose plan of this flush is predicted to be faster than the first's, planning included; best first.
+
+    Parameters
+    ----------
+    budget_us : what planning may take, a call
+    """
     problem = make_problem(classes, tables.recording, scan(tables.recording), weighed=True)
     plan_launches(problem, others[0])               # compiled and warm
     limit = predicted_us(problem, plan_launches(problem, first))
@@ -44,6 +52,6 @@ def _worth_trying(first: Method, others: Sequence[Method], budget: float, classe
         launch = plan_launches(problem, method)
         took_us = (time.perf_counter() - start) * 1e6
         total_us = predicted_us(problem, launch) + took_us
-        if took_us <= budget * limit and total_us < limit:
+        if took_us <= budget_us * len(launch) and total_us < limit:
             found.append((total_us, method))
     return [method for _, method in sorted(found)]

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .errors import DynBatchError
+
 __all__ = ["main"]
 
 
@@ -50,16 +52,36 @@ def add_calibrate(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def add_tune(commands: Any) -> None:
+    """`dynbatch tune`: run a model with every policy, granularity and batch size."""
+    from . import tuning
+
+    parser = commands.add_parser("tune", help="find the fastest policy, granularity and batch size for a model")
+    tuning.add_arguments(parser)
+    parser.set_defaults(run=tuning.run)
+
+
+def add_simulate(commands: Any) -> None:
+    """`dynbatch simulate`: what the grain of batching gains and what it costs, without running a network."""
+    from . import simulate
+
+    parser = commands.add_parser("simulate", help="study the grain of batching on trees, without running a network")
+    simulate.add_arguments(parser)
+    parser.set_defaults(run=simulate.run)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; the exit code is 2 for a mistake in the arguments."""
     parser = argparse.ArgumentParser(prog="dynbatch", description="Tools of gluon_dynbatch.")
     commands = parser.add_subparsers(dest="command", required=True)
     add_bench(commands)
     add_calibrate(commands)
+    add_tune(commands)
+    add_simulate(commands)
     options = parser.parse_args(arguments)
     try:
         return options.run(options)
-    except ValueError as error:
+    except (ValueError, DynBatchError) as error:
         parser.exit(2, f"dynbatch {options.command}: {error}\n")
 
 

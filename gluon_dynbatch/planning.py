@@ -166,7 +166,9 @@ def make_problem(classes: Sequence[Any], r: Recording, s: Scan, weighed: bool) -
 def plan_launches(problem: Problem, method: Method) -> Any:
     """The launch of each call, as the policy says; with granularity "graph" it plans each structure by itself."""
     policy = POLICIES[method.policy]
-    return plan_graphs(problem, policy) if method.granularity == "graph" else policy.plan(problem)
+    if method.granularity == "graph" and method.policy != "none":       # "none" shares nothing, whatever the grain
+        return plan_graphs(problem, policy)
+    return policy.plan(problem)
 
 
 # ---- layout ----------------------------------------------------------------------------------

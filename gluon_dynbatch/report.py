@@ -74,7 +74,8 @@ class FlushReport:
         for c, k in grouping.order:
             rows = grouping.classes[c]
             num_calls, num_rows = (int(part[k + 1] - part[k]) for part in (rows.call_offsets, rows.offsets))
-            found.append(Launch(*self._titles[c], int(rows.depths[k]), num_calls, num_rows,
+            title, where = self._titles[c]
+            found.append(Launch(title, where, int(rows.depths[k]), num_calls, num_rows,
                                 " ".join(words[kind] for kind in self._kinds[c])))
         return found
 

@@ -12,6 +12,7 @@ from cavs_core import listening, wrap_backward
 from cavs_core.mxnet_compat import autograd, mx
 
 from .config import Config
+from .profiles import load_profile
 from .recorder import Recorder
 from .report import FlushReport, Stats, draw_launches, explain, launch_graph
 
@@ -62,11 +63,12 @@ def flush() -> None:
 
 @contextlib.contextmanager
 def batching(policy: str = "auto", granularity: str = "auto", backend: str = "auto", check: bool = False,
-             max_pending: int | None = None, analysis_budget: float = 0.05):
+             max_pending: int | None = None, analysis_budget: float = 0.05, profile: Any = None):
     """Record what is called inside, and run it batched: when a value is needed, and at the end of the scope.
 
-    Values and gradients equal those of the same code without the scope. See `Config` for the options. A scope inside a
-    scope joins the outer one.
+    Values and gradients equal those of the same code without the scope. See `Config` for the options; `profile` names a
+    file with those that `tune` found best, which stand for the ones that are not given. A scope inside a scope joins the
+    outer one.
 
     Examples
     --------
@@ -74,7 +76,11 @@ def batching(policy: str = "auto", granularity: str = "auto", backend: str = "au
     ...     losses = [net(tree) for tree in batch]
     >>> autograd.backward(losses)                           # doctest: +SKIP
     """
-    config = Config(policy, granularity, backend, check, max_pending, analysis_budget)
+    options = {"policy": policy, "granularity": granularity, "backend": backend}
+    if profile is not None:
+        found = load_profile(profile)
+        options = {name: found.get(name, value) if value == "auto" else value for name, value in options.items()}
+    config = Config(**options, check=check, max_pending=max_pending, analysis_budget=analysis_budget)
     outer = _local.scope
     if outer is not None:                       # nested scopes join the outer one
         yield outer

@@ -240,8 +240,10 @@ def write_json(path: str | os.PathLike[str], rows: Sequence[Row], settings: dict
 _COLOURS = dict(zip(GRAINS, ("tab:red", "tab:orange", "tab:cyan", "tab:blue", "tab:green")))
 _MARKERS = {"none": "<", "depth": "o", "agenda": "s", "cost": "D"}
 _LABELS = {"none": "none (no analysis)"}
-#: where a point has its name, if not at its right: operators are just left of kernels, graphs just below subgraphs
-_NAME_AT = {"operator": ((-9, 0), "right", "center"), "graph": ((0, -8), "center", "top")}
+#: where the name of a grain stands: the three coarse ones are close together, and so are the two fine ones
+_NAME_AT = {"kernel": ((9, 0), "left", "center"), "operator": ((-9, 0), "right", "center"),
+            "subgraph-any": ((0, 8), "center", "bottom"), "subgraph": ((-9, 0), "right", "center"),
+            "graph": ((0, -8), "center", "top")}
 
 
 def plot(rows: Sequence[Row], path: str | os.PathLike[str], title: str = "") -> list[str]:
@@ -295,7 +297,7 @@ def _draw_panel(axes: Any, rows: Sequence[Row], field: str) -> None:
     points = [(best[grain].analysis_us_per_sample, getattr(best[grain], field)) for grain in GRAINS if grain in best]
     axes.plot([x for x, _ in points], [y for _, y in points], "-", color="0.6", zorder=1)
     for grain, point in zip([grain for grain in GRAINS if grain in best], points):
-        offset, ha, va = _NAME_AT.get(grain, ((9, 0), "left", "center"))
+        offset, ha, va = _NAME_AT[grain]
         axes.annotate(grain, point, offset, textcoords="offset points", ha=ha, va=va, fontsize=8, zorder=1.5,
                       color=_COLOURS[grain], bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5})
     axes.set(xscale="log", yscale="log")

@@ -16,7 +16,7 @@ from cavs_core import Spec, address_of_data
 from cavs_core.mxnet_compat import mx
 
 __all__ = ["SPECS", "DEVICES", "BUFFERS", "WIDTHS", "ROW_SPECS", "spec_number", "array_spec", "data_spec", "memory_of",
-           "is_by_rows", "as_array", "as_arrays"]
+           "Stretches", "is_by_rows", "as_array", "as_arrays"]
 
 _LIB = mx.base._LIB
 SPECS: list[Spec] = []              # number -> shape and dtype
@@ -88,6 +88,25 @@ def memory_of(array) -> tuple[int, int]:
     """Where an array's memory begins and ends."""
     start = address_of_data(array)
     return start, start + array.size * np.dtype(array.dtype).itemsize
+
+
+class Stretches:
+    """Stretches of memory; asked for every array that is written, so all are compared at once."""
+
+    def __init__(self) -> None:
+        self._bounds, self._count = np.zeros((2, 64), np.int64), 0      # starts and stops
+
+    def add(self, stretches) -> None:
+        for start, stop in stretches:
+            if self._count == self._bounds.shape[1]:
+                self._bounds = np.concatenate([self._bounds, np.zeros_like(self._bounds)], axis=1)
+            self._bounds[:, self._count] = start, stop
+            self._count += 1
+
+    def overlaps(self, start: int, stop: int) -> bool:
+        """Whether one of them shares memory with the stretch from start to stop."""
+        starts, stops = self._bounds[:, :self._count]
+        return bool(((starts < stop) & (start < stops)).any())
 
 
 def as_arrays(args):

@@ -29,12 +29,14 @@ def cost_model() -> CostModel:
 
 def use_measured_costs() -> CostModel:
     """The model with the constants of this machine; they are measured now if they never were."""
-    from .calibrate import load_or_calibrate  # it runs scopes, which weigh
+    model = cost_model()
+    if model.device is not DEFAULT:
+        return model
+    from .calibrate import load_or_calibrate            # it runs scopes, which weigh
 
     device = load_or_calibrate()
     with _lock:
-        if not _models or _models[0].device != device:
-            _models[:] = [CostModel(device)]
+        _models[:] = [CostModel(device)]
         return _models[0]
 
 

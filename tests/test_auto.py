@@ -13,7 +13,7 @@ def run(auto, steps, us, others=(COST, AGENDA, GRAPH), model="m", counts=True, s
     """Steps whose calls take us[method] each; the methods that were used."""
     used = []
     for k in range(steps):
-        sample = auto.choose(model, DEPTH, lambda: list(others))
+        sample = auto.choose(model, DEPTH, lambda us: list(others))
         used.append(sample.method)
         sample.calls, sample.counts = sizes(k), counts
         sample.ms = us[sample.method] * sample.calls / 1e3
@@ -95,7 +95,7 @@ def test_noise_seldom_costs_more_than_five_percent():
         us = {m: rng.uniform(2.0, 4.0) for m in (DEPTH, COST, AGENDA, GRAPH)}
         auto = Auto()
         for _ in range(30):
-            sample = auto.choose("m", DEPTH, lambda: [COST, AGENDA, GRAPH])
+            sample = auto.choose("m", DEPTH, lambda us: [COST, AGENDA, GRAPH])
             sample.calls = 1000
             sample.ms = us[sample.method] * (1 + rng.expovariate(20) + (0.33 if rng.random() < 0.1 else 0))
         wrong += us[auto.method_of("m")] > 1.05 * min(us.values())

@@ -181,6 +181,7 @@ def test_launches_by_policy_and_grain():
     assert launches(policy="cost") == 4 + 1 + 1
     assert launches(policy="agenda") == 8               # it meets the short chains' ends first
     assert launches(policy="none") == sum(LENGTHS) + 2 * len(LENGTHS)
+    assert launches(policy="none", granularity="graph") == launches(policy="none")
     assert launches(policy="depth", granularity="graph") == sum(n + 2 for n in {3, 1, 4, 2})
 
 

@@ -44,16 +44,17 @@ from benchmarks.run import QUIET, RESULTS
 from benchmarks.systems.gluon import System
 from benchmarks.workloads.base import data_folder
 from cavs_core.mxnet_compat import mx
-from gluon_dynbatch import choose, graphs, planning, weigh
+from gluon_dynbatch import choose, graphs, planning
 from gluon_dynbatch.auto import Auto
-from gluon_dynbatch.devices import DEFAULT
+from gluon_dynbatch.costs import weigh
+from gluon_dynbatch.costs.devices import DEFAULT
 from gluon_dynbatch.methods import Method
 from gluon_dynbatch.report import Stats
 
 REGIMES = {"new": "new mini-batches", "warm": "warm plan cache"}
 STEPS, QUICK_STEPS = 30, 8      # timed, of each setting in each regime
 WARM_UP, MOST_WARM_UP = 25, 60  # steps before: "auto" tries methods for about 20, more if something is compiled
-CALM = 8                        # steps at the end of the warm-up without anything compiled
+CALM = 8                        # steps at the end of the warm-up with "auto" settled and nothing compiled
 CHECKED, REPEATED = 2, 4        # mini-batches of the check, and of the warm regime
 MOST_ALONE = 5.0                # policy "none" is timed if its steps take at most so many times depth's
 AUTO = "auto"
@@ -171,8 +172,8 @@ class Runner:
             return [first, self.system.loss(1)]
 
     def time(self, settings: Sequence[str], regime: str, bar: Any) -> dict[str, list[Step]]:
-        """The timed steps of each setting. They take turns, in an order drawn for each mini-batch: who comes first, or
-        behind a setting with much memory, is slower."""
+        """The timed steps of each setting. They take turns in an order drawn for each mini-batch: the first is slower.
+        """
         warm_up, timed = self.case.batches(regime)
         memories = {name: Memory() for name in settings}
         for name, memory in memories.items():
@@ -180,7 +181,7 @@ class Runner:
             for k in warm_up:
                 done.append(self.step(name, memory, k))
                 bar.update()
-                if len(done) >= WARM_UP and done[-1].settled and not any(step.compiled for step in done[-CALM:]):
+                if len(done) >= WARM_UP and all(step.settled and not step.compiled for step in done[-CALM:]):
                     break
         steps: dict[str, list[Step]] = {name: [] for name in settings}
         gc.collect()
@@ -320,9 +321,9 @@ def table(entry: Mapping[str, Any]) -> str:
             lines.append(f"| {name} | {f['launches']:.0f} | {f['rows']:.1f} | {f['analyze_ms']:.2f} "
                          f"| {f['analyze_share']:.1%} | {f['known']:.0%} | {f['ms']:.4g} | {low:.4g} to {high:.4g} "
                          f"| {f['steps']} | {f['to_best']:.3f} | {f['to_depth']:.3f} | {' | '.join(errors)} |")
-        auto = part["settings"].get(AUTO, {"methods": {}})
-        lines += ["", *(f"- auto {'settled on' if auto['settled'] else 'HAD NOT SETTLED and ran'} {method}: {count} steps"
-                        for method, count in auto["methods"].items())]
+        auto = part["settings"].get(AUTO, {"settled": False, "methods": {}})
+        word = "settled on" if auto["settled"] else "HAD NOT SETTLED and ran"
+        lines += ["", *(f"- auto {word} {method}: {count} steps" for method, count in auto["methods"].items())]
     return "\n".join([*lines, *(f"- {name} is absent: {f['absent']}" for name, f in entry["absent"].items())]) + "\n"
 
 
@@ -341,7 +342,6 @@ def plot(entries: Sequence[Mapping[str, Any]], path: Path) -> None:
             bars = axes.barh(list(ratios), list(ratios.values()), color=colours)
             axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=7)
             axes.axvline(1.0, color="black", linewidth=0.8)
-            axes.margins(x=0.12)
             axes.invert_yaxis()
             axes.set_title(f"{entry['workload']}, {title}: ms a step relative to depth", fontsize=8)
     figure.tight_layout()
@@ -357,12 +357,6 @@ def measure(case: Case) -> dict[str, Any]:
     command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env).stdout
     return dict(json.loads(output.splitlines()[-1]))
-
-
-def all_cases(names: Sequence[str], steps: int) -> list[Case]:
-    folder = data_folder()
-    return [Case(name, variant, workloads.options_of(name), steps, str(folder) if folder else None) for name in names
-            for variant in (("vertex", "op") if name == "treelstm-sick" else ("vertex",))]
 
 
 def run_cases(cases: Sequence[Case], json_path: Path) -> int:
@@ -402,8 +396,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     steps = (QUICK_STEPS if options.quick else STEPS) if options.steps is None else options.steps
     if steps < 1:
         parser.error(f"--steps: expected a positive number, got {steps}")
-    path = options.json or RESULTS / f"policies{'-quick' if options.quick else ''}.json"
-    return run_cases(all_cases(options.workload or workloads.NAMES, steps), path)
+    folder = data_folder()
+    cases = [Case(name, variant, workloads.options_of(name), steps, str(folder) if folder else None)
+             for name in options.workload or workloads.NAMES
+             for variant in (("vertex", "op") if name == "treelstm-sick" else ("vertex",))]
+    return run_cases(cases, options.json or RESULTS / f"policies{'-quick' if options.quick else ''}.json")
 
 
 if __name__ == "__main__":

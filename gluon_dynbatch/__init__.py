@@ -3,7 +3,7 @@
 from . import policies
 from .errors import BatchingMismatchError, DiscardedError, DynBatchError
 from .scope import batching, flush
-from .tuning import tune
+from .studies.tuning import tune
 from .vertex import vertex
 
 __all__ = ["BatchingMismatchError", "DiscardedError", "DynBatchError", "batching", "flush", "policies", "tune",

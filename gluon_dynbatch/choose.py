@@ -8,10 +8,10 @@ from typing import Any
 
 from .analyzer import scan
 from .auto import Auto, Sample
+from .costs.weigh import use_measured_costs
 from .methods import Method
 from .planning import make_problem, plan_launches
 from .policies import predicted_us
-from .weigh import use_measured_costs
 
 __all__ = ["AUTO", "choose_method"]
 

@@ -45,7 +45,7 @@ def add_calibrate(commands: Any) -> None:
     parser.add_argument("--show", action="store_true", help="print what is known, measure nothing")
 
     def run(options: Any) -> int:
-        from .calibrate import run_calibrate
+        from .costs.calibrate import run_calibrate
 
         return run_calibrate(options)
 
@@ -54,7 +54,7 @@ def add_calibrate(commands: Any) -> None:
 
 def add_tune(commands: Any) -> None:
     """`dynbatch tune`: run a model with every policy, granularity and batch size."""
-    from . import tuning
+    from .studies import tuning
 
     parser = commands.add_parser("tune", help="find the fastest policy, granularity and batch size for a model")
     tuning.add_arguments(parser)
@@ -63,7 +63,7 @@ def add_tune(commands: Any) -> None:
 
 def add_simulate(commands: Any) -> None:
     """`dynbatch simulate`: what the grain of batching gains and what it costs, without running a network."""
-    from . import simulate
+    from .studies import simulate
 
     parser = commands.add_parser("simulate", help="study the grain of batching on trees, without running a network")
     simulate.add_arguments(parser)

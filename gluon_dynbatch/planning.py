@@ -19,13 +19,13 @@ from numba import njit
 from cavs_core import ClassLayout, Frame, Layout, Place, Read, RowIndex, Segments, plan_messages
 
 from .analyzer import Grouping, Recording, Scan, group, problem_of, scan
+from .costs.weigh import class_costs
 from .graphs import plan_graphs
 from .methods import Method
 from .policies import POLICIES, Problem
 from .results import Heads, LeafName
 from .signature import operand_source
 from .values import BUFFERS, ROW_SPECS, SPECS
-from .weigh import class_costs
 
 __all__ = ["PLANS", "PlanCache", "Planned", "make_problem", "plan_flush", "plan_launches"]
 

@@ -13,12 +13,12 @@ from cavs_core.mxnet_compat import autograd, mx
 from .analyzer import Grouping, Recording
 from .check import check_calls
 from .choose import choose_method
+from .costs.weigh import cost_model, predict_ms
 from .planning import plan_flush
 from .report import FlushReport
 from .results import Flushed, LeafName
 from .tables import Leaves, read_calls, recorded_bytes
 from .values import DEVICES, ROW_SPECS, WIDTHS, as_array
-from .weigh import cost_model, predict_ms
 
 __all__ = ["run_calls"]
 

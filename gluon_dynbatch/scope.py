@@ -12,9 +12,9 @@ from cavs_core import listening, wrap_backward
 from cavs_core.mxnet_compat import autograd, mx
 
 from .config import Config
-from .profiles import load_profile
 from .recorder import Recorder
 from .report import FlushReport, Stats, draw_launches, explain, launch_graph
+from .studies.profiles import load_profile
 
 __all__ = ["Scope", "batching", "flush"]
 
@@ -67,8 +67,8 @@ def batching(policy: str = "auto", granularity: str = "auto", backend: str = "au
     """Record what is called inside, and run it batched: when a value is needed, and at the end of the scope.
 
     Values and gradients equal those of the same code without the scope. See `Config` for the options; `profile` names a
-    file with those that `tune` found best, which stand for the ones that are not given. A scope inside a scope joins the
-    outer one.
+    file with those that `tune` found best, which stand for the ones that are not given. A scope inside a scope joins
+    the outer one.
 
     Examples
     --------

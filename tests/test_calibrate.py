@@ -14,11 +14,11 @@ import pytest
 
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, mx
-from gluon_dynbatch import calibrate as module
 from gluon_dynbatch import runtime
-from gluon_dynbatch.calibrate import calibrate, load_or_calibrate, run_calibrate
-from gluon_dynbatch.devices import DEFAULT, fingerprint, load
-from gluon_dynbatch.work import work_of
+from gluon_dynbatch.costs import calibrate as module
+from gluon_dynbatch.costs.calibrate import calibrate, load_or_calibrate, run_calibrate
+from gluon_dynbatch.costs.devices import DEFAULT, fingerprint, load
+from gluon_dynbatch.costs.work import work_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -103,7 +103,7 @@ def test_a_damaged_or_foreign_file_is_measured_anew(folder, content):
 WRITER = """
 import sys
 from dataclasses import replace
-from gluon_dynbatch.devices import DEFAULT, fingerprint, store
+from gluon_dynbatch.costs.devices import DEFAULT, fingerprint, store
 print("ready", flush=True)
 sys.stdin.readline()
 for k in range(300):

@@ -14,9 +14,9 @@ from test_partition import recurrent
 from cavs_core.ops import Builder
 from cavs_core.plan import VertexProgram, plan_class
 from cavs_core.program import CHILD, SHARED, Gather, GatherAll, Leaf, Param, Spec
-from gluon_dynbatch import cost_model, work
-from gluon_dynbatch.cost_model import GPU, CostModel, Device, gpu
-from gluon_dynbatch.work import Work, work_of
+from gluon_dynbatch.costs import cost_model, work
+from gluon_dynbatch.costs.cost_model import GPU, CostModel, Device, gpu
+from gluon_dynbatch.costs.work import Work, work_of
 
 # 1 us is 1000 floating point operations, so that everything below can be done in one's head.
 SIMPLE = Device("simple", launch_us=10.0, op_us=2.0, gflops=1.0, rows_half=4.0, depth_half=5.0, element_ns=10.0,

@@ -13,12 +13,12 @@ from bench_check import tiny
 import gluon_dynbatch as gdb
 from benchmarks.systems.gluon import treelstm_sick, treelstm_sst
 from cavs_core.mxnet_compat import autograd
-from gluon_dynbatch import simulate as simulation
-from gluon_dynbatch.cost_model import CostModel, Device, gpu
+from gluon_dynbatch.costs.cost_model import CostModel, Device, gpu
 from gluon_dynbatch.policies import POLICIES
-from gluon_dynbatch.simulate import Row, add_arguments, plot, run, simulate, table, write_json
-from gluon_dynbatch.simulated_models import GRAINS, Grain, Model
-from gluon_dynbatch.simulated_samples import (
+from gluon_dynbatch.studies import simulate as simulation
+from gluon_dynbatch.studies.simulate import Row, add_arguments, plot, run, simulate, table, write_json
+from gluon_dynbatch.studies.simulated_models import GRAINS, Grain, Model
+from gluon_dynbatch.studies.simulated_samples import (
     SHAPES,
     chain,
     complete,

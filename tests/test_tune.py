@@ -11,11 +11,11 @@ import pytest
 
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, gluon, mx
-from gluon_dynbatch import profiles
-from gluon_dynbatch import tuning as module
-from gluon_dynbatch.calibrate import fingerprint
-from gluon_dynbatch.profiles import OPTIONS, ProfileError, load_profile, save_profile
-from gluon_dynbatch.tuning import Row, Setting, TuneError, TuneReport, add_arguments, pareto_front, run, tune
+from gluon_dynbatch.costs.calibrate import fingerprint
+from gluon_dynbatch.studies import profiles
+from gluon_dynbatch.studies import tuning as module
+from gluon_dynbatch.studies.profiles import OPTIONS, ProfileError, load_profile, save_profile
+from gluon_dynbatch.studies.tuning import Row, Setting, TuneError, TuneReport, add_arguments, pareto_front, run, tune
 
 nd, nn = mx.nd, gluon.nn
 HIDDEN = 4

@@ -32,7 +32,7 @@ def use_measured_costs() -> CostModel:
     model = cost_model()
     if model.device is not DEFAULT:
         return model
-    from .calibrate import load_or_calibrate            # it runs scopes, which weigh
+    from .calibrate import load_or_calibrate  # it runs scopes, which weigh
 
     device = load_or_calibrate()
     with _lock:

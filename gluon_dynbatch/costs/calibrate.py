@@ -38,10 +38,10 @@ from cavs_core import (
 )
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
+from ..scope import batching
+from ..vertex import vertex
 from .cost_model import Device
 from .devices import DEFAULT, device_path, fingerprint, load, store
-from .scope import batching
-from .vertex import vertex
 from .work import work_of
 
 __all__ = ["calibrate", "load_or_calibrate", "run_calibrate"]

@@ -39,8 +39,8 @@ from cavs_core import (
     roll,
 )
 
+from ..costs.work import Work, work_of
 from .simulated_samples import Sample
-from .work import Work, work_of
 
 __all__ = ["GRAINS", "MODELS", "Calls", "Cell", "Grain", "Model"]
 

@@ -25,12 +25,12 @@ from tqdm import tqdm
 from cavs_core import LazyArray
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
-from .auto import KNOWN, MOST, TRIALS
-from .config import Config
-from .errors import DynBatchError
+from ..auto import KNOWN, MOST, TRIALS
+from ..config import Config
+from ..errors import DynBatchError
+from ..scope import batching
+from ..vertex import vertex
 from .profiles import Row, Setting, TuneReport, pareto_front
-from .scope import batching
-from .vertex import vertex
 
 __all__ = ["Row", "Setting", "TuneError", "TuneReport", "add_arguments", "pareto_front", "run", "tune"]
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Union
 
 from cavs_core import BACKENDS
 
-from .errors import DynBatchError
-from .methods import GRANULARITIES, POLICY_NAMES
+from ..errors import DynBatchError
+from ..methods import GRANULARITIES, POLICY_NAMES
 
 __all__ = ["OPTIONS", "ProfileError", "Row", "Setting", "TuneReport", "load_profile", "pareto_front", "save_profile"]
 
@@ -263,6 +263,6 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
 def _here() -> tuple[str, str]:
     """The fingerprint of this machine, and the version of the library."""
     # Not when this file is loaded: calibrate imports the scope, and the scope imports this file.
-    from . import __version__
-    from .calibrate import fingerprint
+    from .. import __version__
+    from ..costs.calibrate import fingerprint
     return fingerprint(), __version__

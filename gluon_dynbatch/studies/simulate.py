@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from .cost_model import CostModel, Device, gpu
-from .devices import DEFAULT, load
-from .graphs import plan_graphs
-from .policies import POLICIES, Problem, check_plan, predicted_us
+from ..costs.cost_model import CostModel, Device, gpu
+from ..costs.devices import DEFAULT, load
+from ..graphs import plan_graphs
+from ..policies import POLICIES, Problem, check_plan, predicted_us
 from .simulated_models import GRAINS, MODELS, Calls, Grain, Model
 from .simulated_samples import SHAPES, Sample, generate, read_sick, read_sst
 
@@ -368,7 +368,7 @@ def _samples(options: argparse.Namespace, count: int) -> tuple[list[Sample], str
     if options.model == "trees":
         return generate("trees", count, options.seed, options.shape), f"generated {options.shape} trees"
     named = options.data or os.environ.get(DATA_VARIABLE)
-    folder = Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "data"
     if named and not folder.is_dir():
         raise ValueError(f"there is no data folder {named}; without --data and {DATA_VARIABLE} trees are generated")
     if not folder.is_dir():

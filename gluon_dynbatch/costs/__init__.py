@@ -1,0 +1,1 @@
+"""What launches cost: work counted, constants of a device, predictions, and how they are measured."""

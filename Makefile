@@ -11,7 +11,7 @@ ARGS ?=
 
 SUPPORTED := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] < (3, 13))
 
-.PHONY: demo test test-matrix bench bench-quick bench-schedule bench-overhead bench-scaling peers setup clean
+.PHONY: demo test test-matrix bench bench-quick bench-policies bench-schedule bench-overhead bench-scaling peers setup clean
 
 demo: $(READY)
 	$(PY) examples/demo.py $(ARGS)
@@ -36,6 +36,9 @@ bench-quick: $(READY)
 
 bench-scaling: $(READY)
 	$(PY) benchmarks/bench_scaling.py $(ARGS)
+
+bench-policies: $(READY)
+	$(PY) benchmarks/bench_policies.py $(ARGS)
 
 bench-schedule: $(READY)
 	$(PY) benchmarks/bench_schedule.py $(ARGS)

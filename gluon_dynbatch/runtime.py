@@ -41,7 +41,7 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     if fallback:
         stats.fallbacks[fallback] = stats.fallbacks.get(fallback, 0) + 1
     forward_ms, backward_ms = predict_ms(plans, layout) if native else (0.0, 0.0)
-    sample.counts = native and are_ready(plans)
+    sample.counts = native and are_ready(plans, layout)
     with autograd.pause(train_mode=autograd.is_training()):
         arrays = _bind(plans, planned.names, leaves, context)
         stacking = time.perf_counter()

@@ -93,7 +93,7 @@ def test_bars_that_are_reached():
             "treefc 0.800, varlstm 0.900, graphconv 1.100")),
         "analysis with auto under 5% of a steady step with the cache warm: reached, "
         "treefc 1.0%, graphconv 1.0%, varlstm 4.9%",
-        "median prediction error under 30%, over all workloads 10%: reached, treefc 10%, graphconv 10%, varlstm 50%"]
+        "median prediction error under 30%: reached, treefc 10%, graphconv 10%, all workloads 10%, varlstm 50%"]
 
 
 def test_bars_that_are_not_reached_or_not_measured():

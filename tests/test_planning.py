@@ -255,6 +255,19 @@ def test_auto_learns_a_model_over_its_steps():
     assert not settled[0] and any(settled)
 
 
+def test_auto_learns_at_op_grain_too():
+    """There some calls only name rows, and nothing is compiled for them."""
+    AUTO.forget()
+    net = make_net()
+    for k in range(4):
+        x = mx.nd.array(np.random.RandomState(k).normal(size=(1, 4)))
+        with autograd.record(), gdb.batching(granularity="op", backend="native"):
+            losses = [net(x[0:1].reshape((1, 4)), 1 + j % 3) for j in range(6)]
+        autograd.backward(losses)
+    (model,) = AUTO.models
+    assert any(AUTO._models[model].us_a_call.values()) or AUTO.is_settled(model)
+
+
 def test_plans_go_with_their_blocks():
     PLANS.clear()
     net = make_net()

@@ -67,9 +67,10 @@ def why_not(plan: ClassPlan) -> str:
 _NOT_IN_KERNELS = ("spread", "child_sum", "child_max", "stack_rows", "sum_rows", "uniform_like")
 
 
-def are_ready(plans: Iterable[ClassPlan]) -> bool:
-    """Whether all classes are compiled: a run does nothing but run."""
-    return all("native" in plan.compiled and plan.compiled["native"].ready for plan in plans if plan.forward.critical)
+def are_ready(plans: Iterable[ClassPlan], layout: Layout) -> bool:
+    """Whether all classes that have rows are compiled: a run does nothing but run."""
+    return all("native" in plan.compiled and plan.compiled["native"].ready
+               for plan, part in zip(plans, layout.classes) if part.whole.num_rows)
 
 
 def kernel_sources(plan: ClassPlan) -> list[str]:

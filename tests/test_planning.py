@@ -11,6 +11,7 @@ import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, gluon, mx
 from gluon_dynbatch.choose import AUTO
 from gluon_dynbatch.graphs import plan_graphs, samples_of
+from gluon_dynbatch.methods import Method
 from gluon_dynbatch.planning import PLANS, PlanCache
 from gluon_dynbatch.policies import POLICIES, Problem, check_plan
 
@@ -261,11 +262,12 @@ def test_auto_learns_at_op_grain_too():
     net = make_net()
     for k in range(4):
         x = mx.nd.array(np.random.RandomState(k).normal(size=(1, 4)))
-        with autograd.record(), gdb.batching(granularity="op", backend="native"):
-            losses = [net(x[0:1].reshape((1, 4)), 1 + j % 3) for j in range(6)]
+        with autograd.record(), gdb.batching(granularity="op", backend="native") as scope:
+            losses = [net((x * 2)[0:1], 1 + j % 3) for j in range(6)]
         autograd.backward(losses)
+    assert scope.flushes[0].aliases
     (model,) = AUTO.models
-    assert any(AUTO._models[model].us_a_call.values()) or AUTO.is_settled(model)
+    assert len(AUTO._models[model].us_a_call[Method("depth", "op")]) >= 2
 
 
 def test_plans_go_with_their_blocks():

@@ -115,7 +115,7 @@ class Calls:
         # For each state of autograd the short ways: vertex -> function of its arguments, operator -> entry
         self.short: dict[Any, tuple[dict[Any, Any], dict[Any, Entry]]] = defaultdict(lambda: ({}, {}))
         self.forms: dict[Any, dict[Any, Any]] = {}          # (state, vertex, form ..) -> the entries of its function
-        self.log: list[int] = []                # see fastpath.py
+        self.log = bytearray()                  # see fastpath.py
         self.made: list[int] = []               # all tokens of results
         self.num_taken = 0                      # values of the calls that were flushed
         self.watched = self.most is not None
@@ -178,7 +178,7 @@ class Calls:
 
     def forget(self) -> None:
         """Drop what only recording needs, and with it the ring of owners and calls that would keep all alive."""
-        self.log, self.made, self.entries = [], [], []
+        self.log, self.made, self.entries = bytearray(), [], []
         for table in (self.by_key, self.owners, self.short, self.forms, self.leaf_of):
             table.clear()
 

@@ -1,10 +1,10 @@
 """Recording in one step: generated code for what is called thousands of times.
 
-A recorded call is a stretch of one list of numbers, the log: the number of its entry, the length of the list that it
+A recorded call is a stretch of one row of numbers (int64, as bytes), the log: the number of its entry, the length of the list that it
 takes if its class takes lists of any length, then its operands, those of such a list last. An operand is
 the token of an array, or a word id as it is; the entry knows which. Results are numbered in recorded order, and their
 tokens count from FIRST. A token is an int object that nobody has but the array that carries it and the list `made`, so
-that a flush can see by its reference count whether the array still lives. (The log has it too, until it is read.)
+that a flush can see by its reference count whether the array still lives.
 
 For the calls of a vertex with arguments of one form a function is generated that does everything: it looks whether the
 arguments are of its form, finds the entry by the owners of the arrays, makes the results, appends to the log. What is
@@ -13,6 +13,7 @@ not its case it hands on to `other`: the function of another form, and at last t
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -35,7 +36,16 @@ def _word_id(x: Any) -> int:
     return int(x) if isinstance(x, np.integer) else _LARGEST + 1
 
 
-_NAMES = {"FIRST": FIRST, "RETRY": RETRY, "LARGEST": _LARGEST, "LazyArray": LazyArray, "ndarray": np.ndarray,
+class _Packs(dict):
+    """Number of ints -> a function that makes bytes of so many."""
+
+    def __missing__(self, count: int) -> Callable[..., bytes]:
+        self[count] = struct.Struct(f"{count}q").pack
+        return self[count]
+
+
+_packs = _Packs()
+_NAMES = {"packs": _packs, "FIRST": FIRST, "RETRY": RETRY, "LARGEST": _LARGEST, "LazyArray": LazyArray, "ndarray": np.ndarray,
           "word_id": _word_id}
 
 
@@ -87,16 +97,16 @@ def make_append(num_operands: int, structure: str, num_outputs: int, slots: int 
     With `slots` a list of any length follows `num_operands` others, so many operands an element.
     """
     operands = [f"x{k}" for k in range(num_operands)]
-    unpacked, tokens = f"{_listed(operands)} = operands", [f"{x}.token" for x in operands]
+    unpacked, tokens, pack = f"{_listed(operands)} = operands", [f"{x}.token" for x in operands], "pack"
     if slots:
-        unpacked = "tokens = [x.token for x in operands]"
+        unpacked, pack = "tokens = [x.token for x in operands]", "packs[2 + len(tokens)]"
         tokens = [f"(len(tokens) - {num_operands}) // {slots}", "*tokens"]
     lines = [
         "def make(calls, number, owners):",
         f"    {_listed(_outputs('o', num_outputs))} = owners",
-        "    def append(operands, log=calls.log, made=calls.made):",
+        f"    def append(operands, log=calls.log, made=calls.made, pack=packs[{1 + num_operands}]):",
         f"        {unpacked}" if operands or slots else "        pass",
-        *_record(tokens, structure, num_outputs, "RETRY"),
+        *_record(tokens, structure, num_outputs, "RETRY", pack),
         "    return append"]
     return _compiled(lines)
 
@@ -111,18 +121,20 @@ def make_recorder(forms: tuple[Any, ...], structure: str, num_outputs: int, plac
     """
     lines = [
         "def make(calls, entries, other, general, lengths=()):",
-        "    outside, data = calls.outside, calls.data",
-        "    def record(args, log=calls.log, made=calls.made):",
-        f"        if len(args) != {len(forms)}: return other(args)"]
+        "    outside, data = calls.outside, calls.data"]
+    body = [f"        if len(args) != {len(forms)}: return other(args)"]
     operands: list[tuple[str, str]] = []
-    _unpack("args", forms, lines, operands, place)
+    _unpack("args", forms, body, operands, place)
+    lines += [f"    def record(args, log=calls.log, made=calls.made, pack=packs[{1 + len(operands)}]):", *body]
     arrays = [x for x, form in operands if form in KEYED]
     made = {"a": "if type({0}) is not LazyArray: {0} = outside({0})", "d": "{0} = data({0})"}
     lines += ["        " + made[form].format(x) for x, form in operands if form in KEYED]
     owners, tokens = [f"{x}.owner" for x in arrays], [_TOKENS[form].format(x) for x, form in operands]
     collect: list[str] = []
+    pack = "pack"
     if place >= 0:
         parts = _element_parts(forms[place])
+        pack = f"packs[{2 + len(operands)} + {parts or 1} * count]"
         owners += [f"w{k}" for k in range(parts or 1)]
         tokens = ["count", *tokens, "*elements"]
         lines += _first_element(f"args_{place}", forms[place], parts)
@@ -132,7 +144,7 @@ def make_recorder(forms: tuple[Any, ...], structure: str, num_outputs: int, plac
         "        if entry is None: return other(args)",
         f"        {_listed(['number', *_outputs('o', num_outputs)])} = entry",
         *collect,
-        *_record(tokens, structure, num_outputs, "general(args)"),
+        *_record(tokens, structure, num_outputs, "general(args)", pack),
         "    return record"]
     return _compiled(lines)
 
@@ -208,7 +220,7 @@ def _unpack(name: str, forms: tuple[Any, ...], lines: list[str], operands: list[
             operands.append((part, form))
 
 
-def _record(tokens: list[str], structure: str, num_outputs: int, too_late: str) -> list[str]:
+def _record(tokens: list[str], structure: str, num_outputs: int, too_late: str, pack: str) -> list[str]:
     """Code that makes the results and appends to the log.
 
     `made` grows before the log, so that whoever sees a call in the log finds the tokens of its results; and by `+=`,
@@ -219,7 +231,7 @@ def _record(tokens: list[str], structure: str, num_outputs: int, too_late: str) 
     for k in range(num_outputs):
         lines += [f"        r{k} = LazyArray()", f"        r{k}.owner = o{k}", f"        r{k}.token = t{k}"]
     return lines + [
-        f"        call = ({_listed(['number', *tokens])})",
+        f"        call = {pack}({', '.join(['number', *tokens])})",
         f"        made += ({_listed(_outputs('t', num_outputs))})",
         "        log += call",
         f"        if calls.watched and calls.too_late(t0): return {too_late}",

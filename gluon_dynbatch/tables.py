@@ -54,9 +54,8 @@ class Tables:
 
 def read_calls(calls: Any) -> Tables:
     """Take the calls that are in the log by now; what only recording needs is dropped."""
-    log = np.fromiter(calls.log, np.int64, len(calls.log))
-    calls.log.clear()
-    # From here on a token is held by `made`, and by its array if that still lives.
+    log = np.frombuffer(bytes(calls.log), np.int64)     # a copy: another thread may record one more call right now
+    # A token is held by `made`, and by its array if that still lives.
     counts = np.fromiter(map(sys.getrefcount, calls.made), np.int64, len(calls.made))
     entries, num_data = calls.entries, len(calls.leaves)
     call_entry, call_count, operands, numbers, value_specs = _read(

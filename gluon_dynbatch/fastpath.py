@@ -1,10 +1,10 @@
 """Recording in one step: generated code for what is called thousands of times.
 
-A recorded call is a stretch of one row of numbers (int64, as bytes), the log: the number of its entry, the length of the list that it
-takes if its class takes lists of any length, then its operands, those of such a list last. An operand is
-the token of an array, or a word id as it is; the entry knows which. Results are numbered in recorded order, and their
-tokens count from FIRST. A token is an int object that nobody has but the array that carries it and the list `made`, so
-that a flush can see by its reference count whether the array still lives.
+A recorded call is a stretch of one row of numbers (int64, as bytes), the log: the number of its entry, the length of
+the list that it takes if its class takes lists of any length, then its operands, those of such a list last. An operand
+is the token of an array, or a word id as it is; the entry knows which. Results are numbered in recorded order, and
+their tokens count from FIRST. A token is an int object that nobody has but the array that carries it and the list
+`made`, so that a flush can see by its reference count whether the array still lives.
 
 For the calls of a vertex with arguments of one form a function is generated that does everything: it looks whether the
 arguments are of its form, finds the entry by the owners of the arrays, makes the results, appends to the log. What is
@@ -45,8 +45,8 @@ class _Packs(dict):
 
 
 _packs = _Packs()
-_NAMES = {"packs": _packs, "FIRST": FIRST, "RETRY": RETRY, "LARGEST": _LARGEST, "LazyArray": LazyArray, "ndarray": np.ndarray,
-          "word_id": _word_id}
+_NAMES = {"packs": _packs, "FIRST": FIRST, "RETRY": RETRY, "LARGEST": _LARGEST, "LazyArray": LazyArray,
+          "ndarray": np.ndarray, "word_id": _word_id}
 
 
 def structure_of(template: Any) -> str:

@@ -18,12 +18,12 @@ from .lists import ListCall, join_lengths, list_calls
 from .signature import (
     INDEX_OPERANDS,
     Signature,
-    joins_rows,
+    any_number_signature,
     operator_signature,
-    row_join_signature,
+    takes_any_number,
     vertex_signature,
 )
-from .values import SPECS, as_arrays, data_spec
+from .values import SPECS, WIDTHS, as_arrays, data_spec
 
 __all__ = ["Recorder", "vertex_key"]
 
@@ -82,7 +82,7 @@ class Recorder(Listener):
             return self._on_write(name, arrays, attrs, out, call)
         if not arrays:
             return call()                       # makes an array from nothing: a leaf
-        if name == "add_n" and len(arrays) > _TERMS:
+        if name == "add_n" and len(arrays) > _TERMS and not self._are_rows(arrays):
             return _add_in_parts(arrays)
         if name in INDEX_OPERANDS or name in _UPDATED or not supports(name):
             return self._record_operator(name, arrays, attrs, call)
@@ -97,6 +97,11 @@ class Recorder(Listener):
             if result is not RETRY:
                 return result
         return self._record_operator(name, arrays, attrs, call)
+
+    def _are_rows(self, arrays: Any) -> bool:
+        """Whether all arrays are single rows of one spec."""
+        specs = {x.owner.spec if x is not NO_ARRAY else -1 for x in map(self.calls.operand, arrays)}
+        return len(specs) == 1 and WIDTHS[max(specs)] == 1
 
     def _record_operator(self, name, arrays, attrs, call):
         """The general way: operands of every origin."""
@@ -159,24 +164,24 @@ class Recorder(Listener):
             entry = calls.by_key.get(key)
         if entry is not None:
             return entry
-        joined = joins_rows(name, attrs, specs)
-        exact = (("rows joined", specs[0]) if joined else key[:3], self.training)
+        listed = takes_any_number(name, attrs, specs)
+        exact = ((name, "any number", specs[0]) if listed else key[:3], self.training)
         signature = _signatures.get(exact)
         if signature is None:
             try:
-                signature = (row_join_signature(specs[0]) if joined else
+                signature = (any_number_signature(name, specs[0]) if listed else
                              operator_signature(name, attrs, specs, self.training, name in _LISTS))
             except ProgramError as error:
                 self.alone(f"operator {name}: {str(error).splitlines()[0]}")
                 return None
-            if signature.ragged and not joined:     # one signature for every number of rows
+            if signature.ragged and not listed:     # one signature for every number of rows
                 general = ((*key[:2], signature.operand_specs, signature.split), self.training)
                 signature = _signatures.setdefault(general, signature)
             _signatures[exact] = signature
-        rows = len(specs) if joined else SPECS[specs[0]].shape[0] if signature.ragged else 1
+        rows = 1 if not signature.ragged else len(specs) if listed else SPECS[specs[0]].shape[0]
         where = self._where[-1] if self._where else ""
         entry = calls.by_key[key] = calls.new_entry(signature, self.recording, rows, where,
-                                                    parameters=parameters if not joined else ())
+                                                    parameters=parameters if not listed else ())
         return entry
 
     def _on_write(self, name, arrays, attrs, out, call):
@@ -371,7 +376,7 @@ def _signatures_of(identity: Any) -> dict[Any, Signature]:
 
 _UPDATED = {"BatchNorm": (3, 4)}                # operands that the backward pass of a trained operator writes
 _TRUE = ("True", "1")
-_TERMS = 8              # sums of more terms are made of sums of so many, so that those of all lengths share launches
+_TERMS = 8              # sums of more matrices are made of sums of so many, so that those of all lengths share launches
 
 
 def _add_in_parts(arrays: Any) -> Any:

@@ -37,7 +37,7 @@ from cavs_core.mxnet_compat import autograd, mx
 from .fastpath import structure_of
 from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS, is_by_rows, spec_number
 
-__all__ = ["Signature", "joins_rows", "operator_signature", "row_join_signature", "vertex_signature"]
+__all__ = ["Signature", "any_number_signature", "operator_signature", "takes_any_number", "vertex_signature"]
 
 
 class Signature:
@@ -172,23 +172,25 @@ def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], t
     return Signature(name, program, specs, context, template, run_alone)
 
 
-def joins_rows(name: str, attrs: dict[str, Any], specs: Sequence[int]) -> bool:
-    """Whether an operator joins single rows along the first axis: then any number of them is the same operator."""
-    return (name == "Concat" and str(attrs.get("dim", 1)) == "0" and len(specs) > 1 and len(set(specs)) == 1
-            and WIDTHS[specs[0]] == 1 and SPECS[specs[0]].shape[0] == 1)
+def takes_any_number(name: str, attrs: dict[str, Any], specs: Sequence[int]) -> bool:
+    """Whether an operator adds up single rows, or joins them along the first axis: any number of them is one class."""
+    return (len(specs) > 1 and len(set(specs)) == 1 and WIDTHS[specs[0]] == 1
+            and (name == "add_n" or (name == "Concat" and str(attrs.get("dim", 1)) == "0"
+                                     and SPECS[specs[0]].shape[0] == 1)))
 
 
-def row_join_signature(spec: int) -> Signature:
-    """Single rows become one value: each is copied to its place, as a list whose elements are positions."""
-    builder = Builder(Program(name="Concat"))
-    row = builder.input(Spec(SPECS[spec].shape, SPECS[spec].dtype), Arg(0))
-    builder.program.outputs = [builder.emit("_copy", row)]
+def any_number_signature(name: str, spec: int) -> Signature:
+    """Single rows as a list: each is a position that is copied to its place (Concat), or all are added up (add_n)."""
+    joins = name == "Concat"
+    builder = Builder(Program(name=name))
+    row = builder.input(Spec(SPECS[spec].shape, SPECS[spec].dtype, ROW if joins else CHILD), Arg(0))
+    builder.program.outputs = [builder.emit("_copy" if joins else "child_sum", row)]
 
     def run_alone(_: Any, operands: list[Any]) -> list[Any]:
         with autograd.pause(train_mode=autograd.is_training()):
-            return [mx.nd.concat(*operands, dim=0)]
+            return [mx.nd.concat(*operands, dim=0) if joins else mx.nd.add_n(*operands)]
 
-    return Signature("Concat", builder.program, [spec], DEVICES[spec], 0, run_alone, split=[True], slots=1)
+    return Signature(name, builder.program, [spec], DEVICES[spec], 0, run_alone, split=[joins], slots=1)
 
 
 def _splits(specs: Sequence[int]) -> list[tuple[bool, ...]]:

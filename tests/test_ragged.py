@@ -218,3 +218,34 @@ def test_rows_of_any_number_are_joined_in_one_launch(shape, backend):
         np.testing.assert_allclose(g.asnumpy(), w.asnumpy(), rtol=1e-5)
     for x, grad in zip(xs, want_grads):
         np.testing.assert_allclose(x.grad.asnumpy(), grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["mxnet", "native"])
+@pytest.mark.parametrize("shape", [(1, 3), (1,), (4,)])
+def test_sums_of_any_number_of_rows_are_one_class(shape, backend):
+    """Also where a launch reads rows that stand right before those that it writes."""
+    rng = np.random.RandomState(1)
+    for _ in range(12):
+        xs = [mx.nd.array(rng.normal(size=shape)) for _ in range(rng.randint(2, 5))]
+        reads = [rng.randint(0, len(xs) + k, size=rng.randint(2, 12)) for k in range(rng.randint(1, 8))]
+        for x in xs:
+            x.attach_grad()
+
+        def run(xs=xs, reads=reads):
+            values = [mx.nd.tanh(x) for x in xs]
+            for read in reads:
+                values.append(mx.nd.add_n(*[values[i] for i in read]))
+            return values
+
+        with autograd.record():
+            want = run()
+        autograd.backward(want)
+        want_grads = [x.grad.asnumpy() for x in xs]
+        with autograd.record(), gdb.batching(backend=backend, policy="depth") as scope:
+            got = run()
+        autograd.backward(got)
+        assert len({launch.operands for launch in scope.flushes[0].launches if launch.title == "add_n"}) == 1
+        for g, w in zip(got, want):
+            np.testing.assert_allclose(g.asnumpy(), w.asnumpy(), rtol=1e-4)
+        for x, grad in zip(xs, want_grads):
+            np.testing.assert_allclose(x.grad.asnumpy(), grad, rtol=1e-4, atol=1e-5)

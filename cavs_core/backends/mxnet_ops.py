@@ -67,9 +67,14 @@ class MXNetBackend:
     @staticmethod
     def segment_sum(values, segment, num_segments: int, out=None):
         """Add up the values of each segment; `segment` holds the segment number of each value."""
-        # the gradient of gather_nd adds where an index comes twice (scatter_nd overwrites)
-        return nd._internal._backward_gather_nd(values, segment.reshape((1, -1)),
-                                                shape=(num_segments, *values.shape[1:]), out=out)
+        # The gradient of gather_nd adds where an index comes twice (scatter_nd overwrites). It forgets to clear an
+        # `out` that is part of the array that it reads, so it gets none.
+        made = nd._internal._backward_gather_nd(values, segment.reshape((1, -1)),
+                                                shape=(num_segments, *values.shape[1:]))
+        if out is None:
+            return made
+        out[:] = made
+        return out
 
     def segment_max(self, values, indptr: np.ndarray, out=None):
         """The maximum of each segment, none of them empty, as a tournament: log2(longest segment) rounds."""

@@ -66,7 +66,7 @@ class Run:
         for cls in self.classes:
             for value, place in zip(cls.plan.outputs, cls.layout.writes):
                 cls.stored[value] = self._place(cls, value, self.buffers[place.buffer], place)
-        self._run_phases([c.plan.forward for c in self._all], [c.plan.inputs for c in self._all], self.layout.order)
+        self._run_phases([c.plan.forward for c in self._all], [c.plan.inputs for c in self._all], self.layout.rounds)
         return self.buffers
 
     # ---- results -----------------------------------------------------------------------------
@@ -132,7 +132,8 @@ class Run:
                         cls.stored[value] = (pulls[source], first, 1)
             first += cls.layout.whole.num_rows
         self._run_phases([c.plan.backward or _NOTHING for c in self._all],
-                         [c.plan.backward_inputs for c in self._all], self.layout.order[::-1])
+                         [c.plan.backward_inputs for c in self._all],
+                         [(classes, order[::-1]) for classes, order in reversed(self.layout.rounds)])
         grads = self._shared_grads(wanted)
         for source, target in (targets or {}).items():
             if source in grads:
@@ -178,18 +179,20 @@ class Run:
     # ---- phases and steps --------------------------------------------------------------------
 
     def _run_phases(self, phases: Sequence[Phases], inputs: Sequence[dict[int, Any]],
-                    order: Iterable[tuple[int, int]]) -> None:
-        """Eager parts of all classes, the launches in order, lazy parts of all classes."""
-        for cls, phase, sources in zip(self._all, phases, inputs):
-            if cls.layout.whole.num_rows:
-                self._run_steps(cls, phase.eager, sources, cls.layout.whole, keep_all=True)
-                self._make_kept(cls, phase.critical)
-        for c, launch in order:
-            cls = self._all[c]
-            self._run_steps(cls, phases[c].critical, inputs[c], cls.layout.launches[launch], keep_all=False)
-        for cls, phase, sources in zip(self._all, phases, inputs):
-            if cls.layout.whole.num_rows:
-                self._run_steps(cls, phase.lazy, sources, cls.layout.whole, keep_all=True)
+                    rounds: Iterable[tuple[Sequence[int], Iterable[tuple[int, int]]]]) -> None:
+        """In every round: eager parts of its classes, its launches in order, lazy parts of its classes."""
+        for classes, order in rounds:
+            busy = [c for c in classes if self._all[c].layout.whole.num_rows]
+            for c in busy:
+                cls = self._all[c]
+                self._run_steps(cls, phases[c].eager, inputs[c], cls.layout.whole, keep_all=True)
+                self._make_kept(cls, phases[c].critical)
+            for c, launch in order:
+                cls = self._all[c]
+                self._run_steps(cls, phases[c].critical, inputs[c], cls.layout.launches[launch], keep_all=False)
+            for c in busy:
+                cls = self._all[c]
+                self._run_steps(cls, phases[c].lazy, inputs[c], cls.layout.whole, keep_all=True)
 
     def _make_kept(self, cls: _Class, steps: Sequence[Step]) -> None:
         """Buffers, over all launches, for what the launches make and somebody needs later."""

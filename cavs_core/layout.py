@@ -179,6 +179,19 @@ class Layout:
     buffer_rows: list[int]
     messages: list[Messages]            # one per buffer
     row_specs: list[Spec] | None = None     # of each buffer; None: those of the outputs that are written to it
+    round_of: list[int] | None = None       # of each class; None: there is one round
+
+    @property
+    def rounds(self) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Round after round: its classes, and its part of `order`. A round begins when the one before it has ended."""
+        if self.round_of is None:
+            return [(list(range(len(self.classes))), self.order)]
+        found: list[tuple[list[int], list[tuple[int, int]]]] = [([], []) for _ in range(max(self.round_of, default=-1) + 1)]
+        for c, number in enumerate(self.round_of):
+            found[number][0].append(c)
+        for c, k in self.order:
+            found[self.round_of[c]][1].append((c, k))
+        return found
 
     @property
     def index_bytes(self) -> int:

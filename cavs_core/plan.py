@@ -184,7 +184,8 @@ def _depends(program: Program, value: int, on: Collection[int]) -> bool:
     return value in reached
 
 
-def plan_class(vertex: VertexProgram, wanted: Collection[Any], recording: bool, in_one_launch: bool) -> ClassPlan:
+def plan_class(vertex: VertexProgram, wanted: Collection[Any], recording: bool, in_one_launch: bool,
+               recurrent: Collection[int] | None = None) -> ClassPlan:
     """Plan one class of vertices.
 
     Parameters
@@ -193,30 +194,32 @@ def plan_class(vertex: VertexProgram, wanted: Collection[Any], recording: bool, 
     wanted : sources (parameters, pulls, gathers) whose gradient is asked for
     recording : whether a backward pass will follow
     in_one_launch : the class runs all its rows in one launch: nothing is gained by an eager or a lazy part
+    recurrent : the states that other launches of the round read; default: all. The others can wait for the last launch
     """
     program = vertex.program
+    states = range(vertex.num_states) if recurrent is None else recurrent
     gathers = [v for v, s in program.inputs.items() if isinstance(s, _RECURRENT)]
-    parts = partition(program.instrs, gathers, vertex.scattered)
+    parts = partition(program.instrs, gathers, [vertex.scattered[k] for k in states])
     if not recording:
-        return _assemble(vertex, program.specs, parts, None, {}, in_one_launch)
+        return _assemble(vertex, program.specs, parts, None, {}, in_one_launch, states)
     sources = [StateGrad(k) for k in range(vertex.num_states)]
     sources += [OutputGrad(i) for i in range(len(vertex.pushed))]
     backward = differentiate(program, [v for v, s in program.inputs.items() if s in wanted], sources)
     grads: dict[Any, list[int]] = {}
     for v, grad in backward.grads.items():
         grads.setdefault(program.inputs[v], []).append(grad)
-    return _assemble(vertex, backward.program.specs, parts, backward, grads, in_one_launch)
+    return _assemble(vertex, backward.program.specs, parts, backward, grads, in_one_launch, states)
 
 
 def _assemble(vertex: VertexProgram, specs: list[Spec], parts: Parts, backward: Backward | None,
-              grads: dict[Any, list[int]], in_one_launch: bool) -> ClassPlan:
+              grads: dict[Any, list[int]], in_one_launch: bool, recurrent: Collection[int]) -> ClassPlan:
     outputs = set(vertex.program.outputs)
     back_parts = Parts([], [], [])
     inputs: dict[int, Any] = {}
     if backward is not None:
         inputs = backward.program.inputs
         senders = [grad for source, values in grads.items() for grad in values if isinstance(source, _RECURRENT)]
-        readers = [v for v, s in inputs.items() if isinstance(s, StateGrad)]
+        readers = [v for v, s in inputs.items() if isinstance(s, StateGrad) and s.state in recurrent]
         back_parts = partition(backward.program.instrs, readers, senders)
         outputs.update(backward.program.outputs)
     if in_one_launch:

@@ -24,7 +24,8 @@ from cavs_core import offsets_of
 
 from .policies import Problem
 
-__all__ = ["ClassInfo", "Recording", "Scan", "ClassRows", "Grouping", "scan", "group", "problem_of", "reached"]
+__all__ = ["ClassInfo", "Recording", "Scan", "ClassRows", "Grouping", "column_of", "scan", "group", "problem_of",
+           "reached"]
 
 
 class ClassInfo(NamedTuple):
@@ -117,7 +118,7 @@ def scan(r: Recording) -> Scan:
 
 
 @njit(cache=True, nogil=True)
-def _column(number, num_columns, slots):  # type: ignore[no-untyped-def]
+def column_of(number, num_columns, slots):  # type: ignore[no-untyped-def]
     """The column of an operand of a call, by its number among them."""
     return number if number < num_columns else num_columns - slots + (number - num_columns) % slots
 
@@ -139,7 +140,7 @@ def _scan(call_class, operand_offsets, value_offsets, column_offsets, slots, ope
         d, flows = (0 if alias[c] < 0 else -1), owns_wanted[c]      # part of a leaf is as early as the leaf
         for j in range(operand_offsets[i], operand_offsets[i + 1]):
             token = operands[j]
-            column = column_offsets[c] + _column(j - operand_offsets[i], column_offsets[c + 1] - column_offsets[c],
+            column = column_offsets[c] + column_of(j - operand_offsets[i], column_offsets[c + 1] - column_offsets[c],
                                                  slots[c])
             if not seen[column]:
                 seen[column], first[column] = True, token
@@ -330,7 +331,7 @@ def _used(call_class, operand_offsets, column_offsets, slots, operands, own,  # 
         c = call_class[i]
         num_columns = column_offsets[c + 1] - column_offsets[c]
         for j in range(operand_offsets[i], operand_offsets[i + 1]):
-            if operands[j] < 0 and own[column_offsets[c] + _column(j - operand_offsets[i], num_columns, slots[c])]:
+            if operands[j] < 0 and own[column_offsets[c] + column_of(j - operand_offsets[i], num_columns, slots[c])]:
                 used[-1 - operands[j]] = True
     return used
 

@@ -24,6 +24,7 @@ from .graphs import plan_graphs
 from .methods import Method
 from .policies import POLICIES, Problem
 from .results import Heads, LeafName
+from .rounds import Rounds, find_rounds
 from .signature import operand_source
 from .values import BUFFERS, ROW_SPECS, SPECS
 
@@ -39,7 +40,7 @@ class Planned:
     scan, grouping, heads : what the analyzer found, and the values that gradients may come from
     layout, plans : for the executor, a ClassPlan per class
     names : leaf -> its name in the run, for those that all calls of a class share
-    kinds : of the operands of each class: "S", "L", "G", "E", see `Signature.plan`
+    kinds : of the operands of each class, see `Signature.plan`
     """
 
     scan: Scan
@@ -150,10 +151,12 @@ def _checksum(call_class, operands, heads):  # type: ignore[no-untyped-def]
 def _plan(classes: Sequence[Any], tables: Any, method: Method, wanted_params: Any) -> Planned:
     r = tables.recording
     scanned = scan(r)
+    rounds = find_rounds(r, scanned)
     launch = plan_launches(make_problem(classes, r, scanned, method.policy in ("agenda", "cost")), method)
     grouping = group(r, scanned, len(tables.buffers), launch)
+    grouping.order.sort(key=lambda pair: rounds.of_class[pair[0]])      # a round after the other, each in its order
     heads = Heads(r, scanned, grouping, tables.value_specs)
-    layout, plans, names, kinds = _lay_out(classes, r, scanned, grouping, tables.buffers, heads, wanted_params)
+    layout, plans, names, kinds = _lay_out(classes, r, scanned, grouping, rounds, tables.buffers, heads, wanted_params)
     return Planned(scanned, grouping, heads, layout, plans, names, kinds)
 
 
@@ -173,12 +176,12 @@ def plan_launches(problem: Problem, method: Method) -> Any:
 
 # ---- layout ----------------------------------------------------------------------------------
 
-def _lay_out(calls: Sequence[Any], r: Recording, s: Scan, g: Grouping, buffers: list[int], heads: Heads,
-             wanted_params: Any) -> Any:
+def _lay_out(calls: Sequence[Any], r: Recording, s: Scan, g: Grouping, rounds: Rounds, buffers: list[int],
+             heads: Heads, wanted_params: Any) -> Any:
     """A layout for the executor, a plan for each class, names of shared leaves, and the kinds of all operands."""
     local = {number: k for k, number in enumerate(buffers)}
     active = (np.bincount(r.call_class[s.active], minlength=len(r.classes)) > 0).tolist()
-    column_wanted, pending = s.wanted.tolist(), s.pending.tolist()
+    column_wanted, pending, inside = s.wanted.tolist(), s.pending.tolist(), rounds.columns.tolist()
     leaf_names: dict[int, LeafName] = {}
     plans, classes, all_kinds = [], [], []
     for c, rows in enumerate(g.classes):
@@ -186,13 +189,13 @@ def _lay_out(calls: Sequence[Any], r: Recording, s: Scan, g: Grouping, buffers: 
         first, fixed = int(s.column_offsets[c]), len(info.operand_widths) - info.slots
         columns = range(first, first + fixed + info.slots)
         listed = [k >= fixed and not info.split[k] for k in range(len(columns))]
-        kinds = ["E" if listed[k] else "S" if k in rows.shared else "G" if pending[col] else "L"
-                 for k, col in enumerate(columns)]
+        kinds = ["E" if listed[k] else "S" if k in rows.shared else
+                 "G" if inside[col] else "P" if pending[col] else "L" for k, col in enumerate(columns)]
         wanted = [active[c] and column_wanted[col] and SPECS[signature.operand_specs[k]].is_float
                   for k, col in enumerate(columns)]
         flows = active[c] and info.alias < 0
         plans.append(signature.plan(kinds, wanted, tuple(active[c] and want for want in wanted_params[c]), flows,
-                                    len(rows.offsets) == 2))
+                                    len(rows.offsets) == 2, tuple(np.flatnonzero(rounds.outputs[c]).tolist())))
         all_kinds.append(kinds)
         reads = {operand_source(k, kinds[k]): Read(local[BUFFERS[signature.operand_specs[k]]], RowIndex(column),
                                                    info.operand_widths[k], per_edge=listed[k])
@@ -204,7 +207,8 @@ def _lay_out(calls: Sequence[Any], r: Recording, s: Scan, g: Grouping, buffers: 
         whole, *frames = _frames(rows.offsets, edges)
         classes.append(ClassLayout(whole, frames, reads, writes, {}, _NO_ROWS, edges, names))
     messages = _messages(g, plans, classes, heads) if any(active) else []          # none: no backward pass
-    layout = Layout(classes, g.order, g.buffer_rows, messages, [ROW_SPECS[number] for number in buffers])
+    layout = Layout(classes, g.order, g.buffer_rows, messages, [ROW_SPECS[number] for number in buffers],
+                    rounds.of_class.tolist())
     return layout, plans, leaf_names, all_kinds
 
 

@@ -69,7 +69,7 @@ class FlushReport:
     @cached_property
     def launches(self) -> list[Launch]:
         """In the order of the run."""
-        words = {"S": "shared", "L": "leaf", "G": "value", "E": "list"}
+        words = {"S": "shared", "L": "leaf", "P": "value", "G": "value", "E": "list"}
         grouping, found = self._arrays[2], []
         for c, k in grouping.order:
             rows = grouping.classes[c]

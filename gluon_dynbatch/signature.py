@@ -108,10 +108,18 @@ class Signature:
         return next(reversed(self._plans.values()), None)
 
     def plan(self, kinds: Sequence[str], wanted: Sequence[bool], wanted_params: tuple[bool, ...], recorded: bool,
-             in_one_launch: bool) -> ClassPlan:
-        """The plan of a class whose operand k is shared, a leaf, a recorded value, or part of the elements of a list:
-        kinds[k] in "S", "L", "G", "E"."""
-        key = (tuple(kinds), tuple(wanted), wanted_params, recorded, in_one_launch)
+             in_one_launch: bool, recurrent: tuple[int, ...]) -> ClassPlan:
+        """The plan of a class of calls.
+
+        Parameters
+        ----------
+        kinds : of each operand: "S" shared, "L" a leaf, "P" a value of an earlier round, "G" of the same round, "E" part of
+            the elements of a list
+        wanted, wanted_params : whether a gradient of each operand and parameter is asked for
+        recorded, in_one_launch : see `plan_class`
+        recurrent : outputs that launches of the same round read
+        """
+        key = (tuple(kinds), tuple(wanted), wanted_params, recorded, in_one_launch, recurrent)
         if key not in self._plans:
             old = self.vertex.program
             sources: dict[int, Any] = {}
@@ -124,12 +132,12 @@ class Signature:
             vertex = respecified(self.vertex, sources)
             asked = [operand_source(k, kind) for k, kind in enumerate(kinds) if wanted[k]]
             asked += [p for p, want in zip(self.params, wanted_params) if want]
-            self._plans[key] = plan_class(vertex, asked, recorded, in_one_launch)
+            self._plans[key] = plan_class(vertex, asked, recorded, in_one_launch, recurrent)
         return self._plans[key]
 
 
 def operand_source(index: int, kind: str) -> Any:
-    return {"S": Shared, "L": Leaf, "E": GatherAll}[kind](index) if kind != "G" else Gather(index, 0)
+    return {"S": Shared, "L": Leaf, "P": Leaf, "E": GatherAll}[kind](index) if kind != "G" else Gather(index, 0)
 
 
 #: operands that hold one number for each row of another: vectors there are stored by rows

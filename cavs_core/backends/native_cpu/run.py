@@ -104,7 +104,7 @@ class NativeRun:
             _fill(self.buffers[buffer], row, array)
         self._own(0)
         self._draw(range(0, 3))
-        self._execute(0, self.layout.order)
+        self._execute(0, self.layout.rounds)
         return self.buffers
 
     def _draw(self, phases: range) -> None:
@@ -149,7 +149,7 @@ class NativeRun:
                                        if isinstance(s, Pull) and self._having(s)}
         self._own(1)
         self._draw(range(3, 6))
-        self._execute(1, self.layout.order[::-1])
+        self._execute(1, [(classes, order[::-1]) for classes, order in reversed(self.layout.rounds)])
         self._add_values()
         self._addresses = forward
         del self._held[held:]
@@ -186,22 +186,23 @@ class NativeRun:
 
     # ---- tables ------------------------------------------------------------------------------
 
-    def _execute(self, direction: int, order: Sequence[tuple[int, int]]) -> None:
-        """Eager parts of all classes, the launches in order, lazy parts of all classes."""
+    def _execute(self, direction: int, rounds: Iterable[tuple[Sequence[int], Sequence[tuple[int, int]]]]) -> None:
+        """In every round: eager parts of its classes, its launches in order, lazy parts of its classes."""
         table = Table()
         self._looked_up: list[Any] = []
-        busy = [c for c, part in enumerate(self.layout.classes) if part.whole.num_rows]
-        in_order = list(dict.fromkeys(c for c, _ in order))
-        for phase, classes in ((0, busy), (1, in_order), (2, busy)):
-            spans = {}
-            for c in classes:
-                made = [self._emit(c, stage, table) for stage in self._prepared[c].stages[direction][phase]]
-                spans[c] = [span for span in made if span[0] < span[1]]
-                if phase != 1 and spans[c]:
-                    table.launch(self.layout.classes[c].frames[:1], spans[c], self._bounds(c))
-            if phase == 1:
-                table.launch_in_order(order, {c: (self.layout.classes[c].frames[1:], spans[c], self._bounds(c))
-                                              for c in in_order})
+        for classes, order in rounds:
+            busy = [c for c in classes if self.layout.classes[c].whole.num_rows]
+            in_order = list(dict.fromkeys(c for c, _ in order))
+            for phase, members in ((0, busy), (1, in_order), (2, busy)):
+                spans = {}
+                for c in members:
+                    made = [self._emit(c, stage, table) for stage in self._prepared[c].stages[direction][phase]]
+                    spans[c] = [span for span in made if span[0] < span[1]]
+                    if phase != 1 and spans[c]:
+                        table.launch(self.layout.classes[c].frames[:1], spans[c], self._bounds(c))
+                if phase == 1:
+                    table.launch_in_order(order, {c: (self.layout.classes[c].frames[1:], spans[c], self._bounds(c))
+                                                  for c in in_order})
         self.launched += table.run()
         for name, op, rows, (index, values) in self._looked_up:
             self._grads.setdefault(name, []).append(

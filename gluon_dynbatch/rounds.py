@@ -1,0 +1,149 @@
+"""Which classes run after which. Pure: arrays in, arrays out; no device, no MXNet.
+
+Classes whose calls read each other, around and around (a cell along a chain), are one *ring*; all others stand by
+themselves. Between rings there is an order, so a flush runs in rounds: a ring begins when all that it reads of other
+rings is there. What a class reads of earlier rounds waits for no launch of its own: it is eager, one product for all
+rows. And what only later rounds read of it can wait for its last launch: it is lazy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from .analyzer import Recording, Scan, column_of
+
+__all__ = ["Rounds", "find_rounds"]
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What is known of the classes of a flush.
+
+    Attributes
+    ----------
+    of_class : int64 array, shape (classes,)
+        The round of each class.
+    columns : bool array, shape (columns,)
+        Whether some call's operand is made by a class of the same ring.
+    outputs : list of bool arrays
+        For each class, which outputs are read by a class of the same ring.
+    """
+
+    of_class: Any
+    columns: Any
+    outputs: list[Any]
+
+
+def find_rounds(r: Recording, s: Scan) -> Rounds:
+    """Rings and rounds of what was recorded."""
+    alias, slots = r.per_class(lambda c: c.alias), r.per_class(lambda c: c.slots)
+    num_outputs = r.per_class(lambda c: len(c.output_widths))
+    output_offsets = np.concatenate([[0], np.cumsum(num_outputs)])
+    reads = _reads(r.call_class, s.operand_offsets, s.value_offsets, r.operands, s.maker, alias, len(r.classes))
+    ring, of_class = _rings(reads)
+    columns, outputs = _inside(r.call_class, s.operand_offsets, s.value_offsets, s.column_offsets, output_offsets,
+                               slots, r.operands, s.maker, alias, ring)
+    return Rounds(of_class, columns, np.split(outputs, output_offsets[1:-1]) if len(r.classes) else [])
+
+
+@njit(cache=True, nogil=True)
+def _reads(call_class, operand_offsets, value_offsets, operands, maker, alias, num_classes):  # type: ignore[no-untyped-def]
+    """reads[a, b]: whether a call of class b reads a value of class a."""
+    reads = np.zeros((num_classes, num_classes), np.bool_)
+    base = np.empty(value_offsets[-1], np.int64)
+    for i in range(len(call_class)):
+        c = call_class[i]
+        for j in range(operand_offsets[i], operand_offsets[i + 1]):
+            whole = base[operands[j]] if operands[j] >= 0 else -1
+            if alias[c] >= 0:
+                base[value_offsets[i]] = whole
+            elif whole >= 0:
+                reads[call_class[maker[whole]], c] = True
+        if alias[c] < 0:
+            for v in range(value_offsets[i], value_offsets[i + 1]):
+                base[v] = v
+    return reads
+
+
+@njit(cache=True, nogil=True)
+def _rings(reads):  # type: ignore[no-untyped-def]
+    """The ring of each class (Tarjan's algorithm, without recursion), and its round: the longest way to it."""
+    count = len(reads)
+    index = np.full(count, -1, np.int64)
+    low, ring, at = np.zeros(count, np.int64), np.full(count, -1, np.int64), np.zeros(count, np.int64)
+    stack, path = np.empty(count, np.int64), np.empty(count, np.int64)
+    stacked = num_seen = num_rings = 0
+    for start in range(count):
+        if index[start] >= 0:
+            continue
+        depth = 0
+        path[0] = start
+        while depth >= 0:
+            v = path[depth]
+            if index[v] < 0:
+                index[v] = low[v] = num_seen
+                num_seen += 1
+                stack[stacked] = v
+                stacked += 1
+            deeper = False
+            while at[v] < count:
+                w = at[v]
+                at[v] += 1
+                if not reads[v, w]:
+                    continue
+                if index[w] < 0:
+                    depth += 1
+                    path[depth] = w
+                    deeper = True
+                    break
+                if ring[w] < 0:
+                    low[v] = min(low[v], index[w])
+            if deeper:
+                continue
+            if low[v] == index[v]:
+                while True:
+                    stacked -= 1
+                    ring[stack[stacked]] = num_rings
+                    if stack[stacked] == v:
+                        break
+                num_rings += 1
+            depth -= 1
+            if depth >= 0:
+                low[path[depth]] = min(low[path[depth]], low[v])
+    # Tarjan finds a ring after all rings that read it: from the last to the first, every reader comes later.
+    of_ring = np.zeros(num_rings, np.int64)
+    for k in range(num_rings - 1, -1, -1):
+        for v in range(count):
+            if ring[v] == k:
+                for w in range(count):
+                    if reads[v, w] and ring[w] != k:
+                        of_ring[ring[w]] = max(of_ring[ring[w]], of_ring[k] + 1)
+    return ring, of_ring[ring] if count else np.zeros(0, np.int64)
+
+
+@njit(cache=True, nogil=True)
+def _inside(call_class, operand_offsets, value_offsets, column_offsets, output_offsets, slots,  # type: ignore[no-untyped-def]
+            operands, maker, alias, ring):
+    """The columns that read inside a ring, and the outputs that are read so."""
+    columns = np.zeros(column_offsets[-1], np.bool_)
+    outputs = np.zeros(output_offsets[-1], np.bool_)
+    base = np.empty(value_offsets[-1], np.int64)
+    for i in range(len(call_class)):
+        c = call_class[i]
+        num_columns = column_offsets[c + 1] - column_offsets[c]
+        for j in range(operand_offsets[i], operand_offsets[i + 1]):
+            whole = base[operands[j]] if operands[j] >= 0 else -1
+            if alias[c] >= 0:
+                base[value_offsets[i]] = whole
+            elif whole >= 0 and ring[call_class[maker[whole]]] == ring[c]:
+                columns[column_offsets[c] + column_of(j - operand_offsets[i], num_columns, slots[c])] = True
+                maker_class = call_class[maker[whole]]
+                outputs[output_offsets[maker_class] + whole - value_offsets[maker[whole]]] = True
+        if alias[c] < 0:
+            for v in range(value_offsets[i], value_offsets[i + 1]):
+                base[v] = v
+    return columns, outputs

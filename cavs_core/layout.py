@@ -186,7 +186,8 @@ class Layout:
         """Round after round: its classes, and its part of `order`. A round begins when the one before it has ended."""
         if self.round_of is None:
             return [(list(range(len(self.classes))), self.order)]
-        found: list[tuple[list[int], list[tuple[int, int]]]] = [([], []) for _ in range(max(self.round_of, default=-1) + 1)]
+        found: list[tuple[list[int], list[tuple[int, int]]]]
+        found = [([], []) for _ in range(max(self.round_of, default=-1) + 1)]
         for c, number in enumerate(self.round_of):
             found[number][0].append(c)
         for c, k in self.order:

@@ -85,6 +85,17 @@ class TapeBridge:
             raise
         finally:
             autograd.set_recording(recording)
+        self._node = _node_of(outputs[0]) if outputs else None
+
+    def begins_at(self, heads: Sequence[Any]) -> list[bool] | None:
+        """Which outputs a pass begins at, if it begins nowhere else; None if that is not known.
+
+        An output that has died leaves its handle to another array, so that a handle alone does not tell whose it is.
+        """
+        begun = {x.handle.value for x in heads}
+        if not begun <= self._outputs.keys() or any(_node_of(x) != self._node for x in heads):
+            return None
+        return [handle in begun for handle in self._outputs]
 
     def _on_backward(self, num_ograds, num_igrads, pointers, reqs, is_train, _):
         try:
@@ -205,15 +216,17 @@ def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool) -> Any:
     if not _nodes or isinstance(threading.current_thread(), threading._DummyThread):
         # Nothing of ours; or a pass inside somebody's callback on an engine thread, where waiting would never end.
         return call(retain_graph)
-    begun = {x.handle.value for x in (heads if isinstance(heads, (list, tuple)) else [heads])}
+    heads = heads if isinstance(heads, (list, tuple)) else [heads]
     with _lock:
         nodes = list(_nodes.values())
-    keep = retain_graph
+    keep, complete = retain_graph, set()
     for node in nodes:
-        keep = keep or (len(node._outputs) > 1 and not node._outputs.keys() <= begun)
         # A pass from our own outputs alone begins nowhere else; one from later results may begin at any of them.
-        known = begun <= node._outputs.keys()
-        node._begun = [not known or handle in begun for handle in node._outputs]
+        begins = node.begins_at(heads)
+        node._begun = begins or [True] * len(node._outputs)
+        if begins is not None and all(begins):
+            complete.add(id(node))
+        keep = keep or (len(node._outputs) > 1 and id(node) not in complete)
     me = threading.get_ident()
     with _lock:
         _passes[me] = _passes.get(me, 0) + 1
@@ -234,7 +247,7 @@ def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool) -> Any:
     errors = [n._error for n in ours if n._error is not None]
     for node in ours:
         node._error = None
-        if not retain_graph and (len(node._outputs) == 1 or node._outputs.keys() <= begun):
+        if not retain_graph and (len(node._outputs) == 1 or id(node) in complete):
             node._release()
     if errors:
         raise errors[0] from failure
@@ -260,6 +273,12 @@ def needs_gradient(array: Any) -> bool:
     if offset is None:
         return array.grad is not None or on_tape(array)
     return ctypes.c_void_p.from_address(array.handle.value + offset).value is not None
+
+
+def _node_of(array: Any) -> Any:
+    """What names the node on the tape that made an array, for as long as the node lives; None if that is not known."""
+    offset = _entry_offset()
+    return None if offset is None else _word(array, offset)
 
 
 @functools.lru_cache(maxsize=1)

@@ -113,8 +113,8 @@ class Signature:
 
         Parameters
         ----------
-        kinds : of each operand: "S" shared, "L" a leaf, "P" a value of an earlier round, "G" of the same round, "E" part of
-            the elements of a list
+        kinds : of each operand: "S" shared, "L" a leaf, "P" a value of an earlier round, "G" of the same round, "E"
+            part of the elements of a list
         wanted, wanted_params : whether a gradient of each operand and parameter is asked for
         recorded, in_one_launch : see `plan_class`
         recurrent : outputs that launches of the same round read

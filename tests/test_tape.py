@@ -422,3 +422,24 @@ for _ in range(20):
 """
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100, env={**os.environ, "PYTHONPATH": root})
+
+
+def test_a_handle_that_another_array_inherited_is_not_an_output():
+    """An output that dies leaves the address of its handle to the next array. A pass that begins there is no pass from
+    that output: it may reach all of them."""
+    a, b = mx.nd.array([[1.0, 2.0]]), mx.nd.array([[3.0, 4.0]])
+    for x in (a, b):
+        x.attach_grad()
+
+    def backward(output_grads, wanted, begun):
+        return [g * 10 if begin else tape.UNTOUCHED for g, begin in zip(output_grads, begun)]
+
+    outputs = [mx.nd.ones((1, 2)), mx.nd.ones((1, 2))]
+    node = tape.TapeBridge([a, b], outputs, backward, lambda: None)
+    with autograd.record():
+        z = outputs[0] * 2 + outputs[1] * 3
+    node._outputs = {z.handle.value: 0, outputs[1].handle.value: 1}         # as if z had outputs[0]'s handle
+    z.backward()
+    assert a.grad.asnumpy().tolist() == [[20.0, 20.0]] and b.grad.asnumpy().tolist() == [[30.0, 30.0]]
+    node._outputs = {x.handle.value: k for k, x in enumerate(outputs)}
+    assert node.begins_at(outputs[:1]) == [True, False] and node.begins_at([z]) is None

@@ -350,7 +350,8 @@ class Grain:
         joined = self.name in ("subgraph-any", "graph") and kind == "word" and cell.arity > 0
         local = {v: k for k, v in enumerate(read)}
         sources = [cell.builder.program.inputs.get(v) for v in read]
-        key: Any = kind if joined else (
+        sums = piece.operator == "add_n" and len(read) > 1          # of any number of rows: one operator
+        key: Any = kind if joined else (piece.operator, cell.builder.specs[read[0]]) if sums else (
             piece.operator,             # operators that come to the same steps are still different ones
             tuple((s.op, s.attrs, tuple(local.setdefault(v, len(local)) for v in s.inputs + s.outputs))
                   for s in piece.steps),

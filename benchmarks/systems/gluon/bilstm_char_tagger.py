@@ -80,7 +80,7 @@ class WordVertex(gluon.HybridBlock):
 class TagVertex(gluon.HybridBlock):
     """A step from left to right that also makes the loss of its word.
 
-    The tag as a number, the word's vector, the state from right to left, and the state and loss so far.
+    The tag as a number, the word's vector, the state from right to left, and the state so far.
     """
 
     def __init__(self, workload):
@@ -88,13 +88,13 @@ class TagVertex(gluon.HybridBlock):
         self.cell = lstm_cell(workload, "words_l0")
         self.out, self.cross_entropy = dense(workload, "out"), gluon.loss.SoftmaxCrossEntropyLoss()
 
-    def hybrid_forward(self, F, tag, x, backward, h, c, loss):
+    def hybrid_forward(self, F, tag, x, backward, h, c):
         _, (h, c) = self.cell(x, [h, c])
-        return h, c, loss + self.cross_entropy(self.out(F.concat(h, backward, dim=1)), tag)
+        return h, c, self.cross_entropy(self.out(F.concat(h, backward, dim=1)), tag)
 
 
 class VertexTagger(gluon.Block):
-    """Marked cells; characters, words and tags are numbers, and the loss of a sentence grows from word to word."""
+    """Marked cells; characters, words and tags are numbers, and the loss of a sentence is the sum of its words'."""
 
     def __init__(self, workload):
         super().__init__(prefix="")
@@ -104,7 +104,6 @@ class VertexTagger(gluon.Block):
         self.word = WordVertex(embedding(workload))
         self.word_right, self.tag = gdb.vertex(lstm_cell(workload, "words_r0")), TagVertex(workload)
         self.char_zeros, self.word_zeros = (nd.zeros((1, workload.options[name])) for name in ("chars", "hidden"))
-        self.no_loss = nd.zeros((1,))
 
     def prepare(self, sentence):
         return sentence
@@ -122,10 +121,12 @@ class VertexTagger(gluon.Block):
         for x in reversed(rows):
             h, states = self.word_right(x, states)
             backward.append(h)
-        state = self.word_zeros, self.word_zeros, self.no_loss
+        h = c = self.word_zeros
+        losses = []
         for tag, x, from_right in zip(sentence.tags, rows, reversed(backward)):
-            state = self.tag(tag, x, from_right, *state)
-        return state[2]
+            h, c, loss = self.tag(tag, x, from_right, h, c)
+            losses.append(loss)
+        return nd.add_n(*losses)
 
     def losses(self, batch):
         return [self(sentence) for sentence in batch]

@@ -76,21 +76,19 @@ class LeafVertex(gluon.HybridBlock):
 
 @gdb.vertex
 class NodeVertex(gluon.HybridBlock):
-    """An inner node: its label as a number, the states of its children and the losses of all nodes below them."""
+    """An inner node: its label as a number and the states of its children -> its state and its loss."""
 
     def __init__(self, model):
         super().__init__(prefix="")
         self.cell, self.out, self.cross_entropy = model.node, model.out, model.cross_entropy
 
-    def hybrid_forward(self, F, label, left, right):
-        hl, cl, below_left = left
-        hr, cr, below_right = right
+    def hybrid_forward(self, F, label, hl, cl, hr, cr):
         h, c = self.cell(hl, cl, hr, cr)
-        return h, c, self.cross_entropy(self.out(h), label) + below_left + below_right
+        return h, c, self.cross_entropy(self.out(h), label)
 
 
 class VertexTreeLSTM(TreeLSTM):
-    """The same cells, marked; a word or a label is a number, and the loss of a tree grows on the way to its root."""
+    """The same cells, marked; a word or a label is a number, and the loss of a tree is the sum of its nodes'."""
 
     def __init__(self, workload):
         super().__init__(workload)
@@ -100,13 +98,15 @@ class VertexTreeLSTM(TreeLSTM):
         return tree
 
     def forward(self, tree):
-        states = []
+        states, losses = [], []
         for word, left, right, label in zip(tree.words, tree.left, tree.right, tree.labels):
             if left < 0:
-                states.append(self.at_leaf(word, label))
+                h, c, loss = self.at_leaf(word, label)
             else:
-                states.append(self.at_node(label, states[left], states[right]))
-        return states[-1][2]
+                h, c, loss = self.at_node(label, *states[left], *states[right])
+            states.append((h, c))
+            losses.append(loss)
+        return nd.add_n(*losses)
 
     def losses(self, batch):
         return [self(tree) for tree in batch]

@@ -37,35 +37,37 @@ class LanguageModel(gluon.Block):
 
 @gdb.vertex
 class StepVertex(gluon.HybridBlock):
-    """A word and the next one as numbers, a state and the loss so far -> the next state and loss."""
+    """A word and the next one as numbers, and a state -> the next state, and the loss of this step."""
 
     def __init__(self, workload):
         super().__init__(prefix="")
         self.embed, self.cell = embedding(workload), lstm_cell(workload, "lstm_l0")
         self.out, self.cross_entropy = dense(workload, "out"), gluon.loss.SoftmaxCrossEntropyLoss()
 
-    def hybrid_forward(self, F, word, following, h, c, loss):
+    def hybrid_forward(self, F, word, following, h, c):
         _, (h, c) = self.cell(self.embed(word), [h, c])
-        return h, c, loss + self.cross_entropy(self.out(h), following)
+        return h, c, self.cross_entropy(self.out(h), following)
 
 
 class VertexLanguageModel(gluon.Block):
-    """A marked step; words are numbers, and the loss of a sentence grows from step to step."""
+    """A marked step; words are numbers, and the loss of a sentence is the sum of its steps'."""
 
     def __init__(self, workload):
         super().__init__(prefix="")
         self.step = StepVertex(workload)
         hidden = workload.options["hidden"]
-        self.zeros = nd.zeros((1, hidden)), nd.zeros((1, hidden)), nd.zeros((1,))
+        self.zeros = nd.zeros((1, hidden))
 
     def prepare(self, sentence):
         return sentence
 
     def forward(self, sentence):
-        state = self.zeros
+        h = c = self.zeros
+        losses = []
         for word, following in zip(sentence, sentence[1:]):
-            state = self.step(word, following, *state)
-        return state[2]
+            h, c, loss = self.step(word, following, h, c)
+            losses.append(loss)
+        return nd.add_n(*losses)
 
     def losses(self, batch):
         return [self(sentence) for sentence in batch]

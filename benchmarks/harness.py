@@ -24,7 +24,7 @@ LOSS_TOLERANCE = 1e-4           # relative, float32
 MOVE_TOLERANCE = 5e-3           # of an update, relative to its length: a relu that rounding flips was seen to make 3e-3
 PAUSE = 0.15                    # seconds between turns: threads of BLAS and OpenMP spin on after their work is done
 
-WARM_UP = (0, 1, 0, 1, 0)       # mini-batches: some systems compile after a few runs
+WARM_UP = 20                    # mini-batches that are not timed: some systems trace, compile and tune on the first ones
 PATIENCE = 900                  # seconds that an answer may take; then the process is ended
 
 
@@ -60,8 +60,8 @@ class Plan:
 
     @property
     def num_batches(self) -> int:
-        """Different mini-batches: two for the check, and none is timed twice, as if in one epoch."""
-        return 2 + self.turn_steps * self.rounds
+        """Different mini-batches: for the check, the warm-up, and none is timed twice, as if in one epoch."""
+        return 2 + WARM_UP + self.turn_steps * self.rounds
 
 
 @dataclass
@@ -230,13 +230,13 @@ class _Run:
             for name, (steps, turns) in shares.items():
                 # a slow system takes part in `turns` of the rounds, evenly spread
                 if name in self.workers and (turn + 1) * turns // plan.rounds > turn * turns // plan.rounds:
-                    first = 2 + turn * plan.turn_steps
+                    first = 2 + WARM_UP + turn * plan.turn_steps
                     self._turn(name, range(first, first + steps))
 
     def _share(self, name: str) -> tuple[int, int]:
         """How many steps a turn, and how many turns, a system gets: by its speed on a warm-up step."""
         if not SYSTEMS[name].slow:                  # those have been warm since the check
-            spent = self._turn(name, WARM_UP, timed=False)
+            spent = self._turn(name, range(2, 2 + WARM_UP), timed=False)
             self.seconds[name] = spent[-1] / 1e3 if spent else 1.0
         seconds = max(self.seconds[name], 1e-6)
         steps = min(self.plan.turn_steps, max(1, int(self.plan.turn_seconds / seconds)))

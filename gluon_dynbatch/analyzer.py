@@ -233,7 +233,8 @@ def _producers(operand_offsets, operands, maker, aliases):  # type: ignore[no-un
         for j in range(operand_offsets[i], operand_offsets[i + 1]):
             producer = runs[maker[operands[j]]] if operands[j] >= 0 else -1
             if aliases[i]:
-                runs[i] = producer
+                if j == operand_offsets[i]:         # part of its first operand; of others (reshape_like) the shape alone
+                    runs[i] = producer
             elif producer >= 0:
                 producers[count] = producer
                 count += 1

@@ -60,7 +60,8 @@ def _reads(call_class, operand_offsets, value_offsets, operands, maker, alias, n
         for j in range(operand_offsets[i], operand_offsets[i + 1]):
             whole = base[operands[j]] if operands[j] >= 0 else -1
             if alias[c] >= 0:
-                base[value_offsets[i]] = whole
+                if j == operand_offsets[i]:
+                    base[value_offsets[i]] = whole
             elif whole >= 0:
                 reads[call_class[maker[whole]], c] = True
         if alias[c] < 0:
@@ -138,7 +139,8 @@ def _inside(call_class, operand_offsets, value_offsets, column_offsets, output_o
         for j in range(operand_offsets[i], operand_offsets[i + 1]):
             whole = base[operands[j]] if operands[j] >= 0 else -1
             if alias[c] >= 0:
-                base[value_offsets[i]] = whole
+                if j == operand_offsets[i]:
+                    base[value_offsets[i]] = whole
             elif whole >= 0 and ring[call_class[maker[whole]]] == ring[c]:
                 columns[column_offsets[c] + column_of(j - operand_offsets[i], num_columns, slots[c])] = True
                 maker_class = call_class[maker[whole]]

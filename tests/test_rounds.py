@@ -9,7 +9,7 @@ from test_analyzer import info, recording, recordings
 
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, gluon, mx
-from gluon_dynbatch.analyzer import scan
+from gluon_dynbatch.analyzer import problem_of, scan
 from gluon_dynbatch.rounds import _rings, find_rounds
 
 nn = gluon.nn
@@ -43,6 +43,16 @@ def test_a_part_of_a_value_is_read_as_the_value():
     found = rounds_of(classes, [(0, 1, [-1]), (1, 1, [0]), (0, 1, [1]), (1, 1, [2]), (2, 1, [3])])
     assert found.columns[0] and not found.columns[2] and found.outputs[0].tolist() == [True]
     assert found.of_class[2] > found.of_class[0]
+
+
+def test_reshape_like_is_part_of_its_first_operand():
+    classes = [info(), info(operands=2, alias=0), info()]
+    calls = [(0, 1, [-1]), (0, 1, [-1]), (1, 1, [0, 1]), (2, 1, [2])]
+    r = recording(classes, calls, 1)
+    s = scan(r)
+    problem = problem_of(r, s, np.ones(3), np.ones(3))
+    assert problem.producers.tolist() == [0] and problem.call_class.tolist() == [0, 0, -1, 2]
+    assert find_rounds(r, s).of_class.tolist()[2] == 1
 
 
 @given(st.integers(0, 9), st.data())

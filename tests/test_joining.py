@@ -1,0 +1,337 @@
+"""Joined launches: what runs as one and what does not, on recordings by hand and drawn; and undecorated models."""
+
+from functools import partial
+
+import gluon_models
+import gluon_sequences
+import numpy as np
+import pytest
+from gluon_check import assert_same, check_same_as_loop, make_net, train
+from hypothesis import given
+from hypothesis import strategies as st
+from test_analyzer import info, recording
+
+import gluon_dynbatch as gdb
+from cavs_core.mxnet_compat import autograd, gluon, mx
+from gluon_dynbatch.analyzer import ClassInfo, problem_of, scan
+from gluon_dynbatch.coarse import INSIDE, Face, coarsen, compositions_of, merged
+from gluon_dynbatch.compositions import COMPOSED
+from gluon_dynbatch.joining import MOST_PARTS, MOST_REPEATS, MOST_ROLES, find_groups
+from gluon_dynbatch.planning import PLANS
+from gluon_dynbatch.policies import POLICIES, check_plan
+
+nn, rnn = gluon.nn, gluon.rnn
+MODELS = {**gluon_models.MODELS, **gluon_sequences.MODELS}
+
+
+# ---- recordings by hand ----------------------------------------------------------------------
+
+
+class Joined:
+    """A recording, its launches by a policy, and the coarse recording that has them joined."""
+
+    def __init__(self, classes, calls, num_leaves=3, heads=(), policy="depth", launch=None, heavy=(), joinable=None,
+                 viewed=()):
+        self.r = recording(classes, calls, num_leaves, heads=heads)
+        self.s, flags = scan(self.r), np.arange(len(classes))
+        problem = problem_of(self.r, self.s, np.ones(len(classes)), np.ones(len(classes)))
+        self.launch = POLICIES[policy].plan(problem) if launch is None else np.array(launch)
+        check_plan(problem, self.launch)
+        self.groups = find_groups(self.r, self.s, self.launch, np.ones(len(classes), bool) if joinable is None
+                                  else np.isin(flags, joinable), np.isin(flags, heavy))
+        self.coarse = self.found = None
+        if self.groups is not None:
+            looks = np.array([split for c in classes for split in c.split], np.int64)
+            held = np.array([*heads, *viewed], np.int64)
+            self.found = compositions_of(self.r, self.s, self.groups, held, looks)
+            by_rows = [all(any(classes[c].split) and all(s for s, read in zip(classes[c].split, reads) if read)
+                           for c, reads in zip(q.classes, q.reads)) for q in self.found.all]
+            self.coarse = coarsen(self.r, self.s, self.groups, self.found, self.found.faces, by_rows)
+
+    @property
+    def num_launches(self):
+        """Before and after."""
+        before = int(self.launch.max(initial=-1)) + 1
+        return before, before if self.coarse is None else int(self.coarse.launch.max()) + 1
+
+    @property
+    def parts(self):
+        """The classes of the parts of each composition."""
+        return [] if self.found is None else [q.classes for q in self.found.all]
+
+    def check(self):
+        """The coarse recording computes what the recording does, in an order that a policy may have given."""
+        want = [value for made in self._run(self.r, self.s, lambda c, xs: _call(self.r, c, xs)) for value in made]
+        if self.coarse is None:
+            return
+        r = self.coarse.recording
+        s = scan(r)
+        check_plan(problem_of(r, s, np.ones(len(r.classes)), np.ones(len(r.classes))), self.coarse.launch)
+        got = [value for made in self._run(r, s, self._coarse_call) for value in made]
+        value_of = self.coarse.value_of.tolist()
+        assert sorted(v for v in value_of if v >= 0) == list(range(len(got)))
+        assert all(got[new] == want[old] for old, new in enumerate(value_of) if new >= 0)
+        assert all(value_of[v] >= 0 for v in self.r.heads.tolist())
+        assert r.heads.tolist() == [value_of[v] for v in self.r.heads.tolist()]
+
+    def _run(self, r, s, call):
+        values = []
+        for i, c in enumerate(r.call_class.tolist()):
+            tokens = r.operands[s.operand_offsets[i]:s.operand_offsets[i + 1]].tolist()
+            assert all(t < len(values) for t in tokens), "an operand is made before it is read"
+            made = call(c, [        # (hash(-1) is hash(-2))
+                        values[t] if t >= 0 else 10 - t for t in tokens])
+            values += made
+            yield made
+
+    def _coarse_call(self, c, operands):
+        origin = self.coarse.origins[c]
+        if origin >= 0:
+            return _call(self.r, origin, operands)
+        q, face = self.found.all[-1 - origin], self.found.faces[-1 - origin]
+        outside, at, made = dict(zip(face.operands, operands)), 0, []
+        for part, reads in zip(q.classes, q.reads):
+            xs = [outside[face.same[at + k]] if read is None else made[read[0]][read[1]]
+                  for k, read in enumerate(reads)]
+            made.append(_call(self.r, part, xs))
+            at += len(reads)
+        return [x for x, out in zip([x for xs in made for x in xs], face.exported) if out]
+
+
+def _call(r, c, operands):
+    """The results of a call by itself; one that only names rows looks at its first operand alone."""
+    if r.classes[c].alias >= 0:
+        operands = operands[:1]
+    return [hash((c, k, *operands)) for k in range(len(r.classes[c].output_widths))]
+
+
+ROW, PAIR = info(split=(True,)), info(operands=2, split=(True, True))
+
+
+def two_samples(*steps):
+    """The same calls for two samples; step: (class, operands), -1: the sample's own leaf, 0, 1, ..: its results."""
+    calls = []
+    for sample in range(2):
+        first = len(calls)
+        calls += [(c, 1, [t - sample if t < 0 else first + t for t in tokens]) for c, tokens in steps]
+    return calls
+
+
+def test_a_chain_of_different_operators_is_one_launch():
+    done = Joined([ROW] * 3, two_samples((0, [-1]), (1, [0]), (2, [1])), heads=[2, 5])
+    done.check()
+    assert done.num_launches == (3, 1) and done.parts == [(0, 1, 2)]
+    assert done.found.faces == [Face((False, False, True), (0, INSIDE, INSIDE))]
+    assert done.coarse.value_of.tolist() == [-1, -1, 0, -1, -1, 1]
+    assert done.coarse.recording.operands.tolist() == [-1, -2]
+    assert done.coarse.recording.classes == [ROW]
+
+
+def test_branches_meet_in_one_launch():
+    """x -> f(x), g(x) -> sum: the operand that both read is there once."""
+    done = Joined([ROW, ROW, PAIR], two_samples((0, [-1]), (1, [-1]), (2, [0, 1])), heads=[2, 5])
+    done.check()
+    assert done.num_launches == (3, 1)
+    assert sorted(done.parts[0]) == [0, 1, 2] and len(done.coarse.recording.classes[0].operand_widths) == 1
+
+
+def test_a_member_may_have_several_calls_of_a_launch():
+    """Three gates: their sigmoids are one launch of three calls for each sample, and have three roles."""
+    gates = info(outputs=3, split=(True,))
+    done = Joined([gates, ROW, info(operands=3, split=(True,) * 3)],
+                  [(0, 1, [-1]), (0, 1, [-2]),
+                   *[(1, 1, [t]) for t in range(6)], (2, 1, [6, 7, 8]), (2, 1, [9, 10, 11])], heads=[12, 13])
+    done.check()
+    assert done.num_launches == (3, 1) and done.parts == [(0, 1, 1, 1, 2)]
+    many = Joined([info(outputs=MOST_ROLES + 1, split=(True,)), ROW],
+                  [(0, 1, [-1])] + [(1, 1, [t]) for t in range(MOST_ROLES + 1)])
+    assert many.groups is None
+
+
+def test_members_may_come_in_another_order():
+    done = Joined([ROW, ROW], [(0, 1, [-1]), (0, 1, [-2]), (1, 1, [1]), (1, 1, [0])], heads=[2, 3])
+    done.check()
+    assert done.num_launches == (2, 1) and done.coarse.value_of.tolist() == [-1, -1, 1, 0]
+
+
+def test_another_number_of_members_does_not_join():
+    done = Joined([ROW, ROW], [(0, 1, [-1]), (0, 1, [-2]), (0, 1, [-3]), (1, 1, [0]), (1, 1, [1])])
+    assert done.groups is None
+
+
+def test_who_reads_two_members_does_not_join():
+    done = Joined([ROW, PAIR], [(0, 1, [-1]), (0, 1, [-2]), (1, 1, [0, 1]), (1, 1, [1, 0])])
+    assert done.groups is None
+
+
+def test_who_reads_other_results_than_the_others_does_not_join():
+    two = info(outputs=2, split=(True,))
+    done = Joined([two, ROW], [(0, 1, [-1]), (0, 1, [-2]), (1, 1, [0]), (1, 1, [3])])
+    assert done.groups is None
+
+
+def test_a_launch_in_between_keeps_two_apart():
+    """0 -> 1 -> 2, and 2 reads 0 as well; 1 must not join, so 2 cannot join 0 either: neither place is free."""
+    done = Joined([ROW, info(), PAIR], two_samples((0, [-1]), (1, [0]), (2, [0, 1])), joinable=[0, 2])
+    assert done.groups is None
+
+
+def test_a_group_may_wait_for_its_newcomer():
+    """2 reads 0 and what runs between them; nobody else reads 0, so it can run as late as 2 does."""
+    done = Joined([ROW, info(), PAIR], two_samples((0, [-1]), (1, [-1]), (2, [0, 1])), joinable=[0, 2], heads=[2, 5])
+    done.check()
+    assert done.num_launches == (3, 2) and done.parts == [(0, 2)]
+
+
+def test_a_newcomer_may_run_where_the_group_ran():
+    """Another reader of 0 runs before 2, but 2 has all that it reads by then."""
+    done = Joined([ROW, info(), ROW], two_samples((0, [-1]), (1, [0]), (2, [0])), joinable=[0, 2], heads=[1, 2, 4, 5])
+    done.check()
+    assert done.num_launches == (3, 2) and done.coarse.launch.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("other", [
+    info(), info(split=(True,), recorded=False), info(split=(True,), slots=1), info(split=(True,), alias=0)],
+    ids=["vertex", "not recorded", "list", "alias"])
+def test_what_never_joins(other):
+    calls = two_samples((0, [-1]), (1, [0]))
+    assert Joined([ROW, ROW], calls).groups is not None
+    assert Joined([ROW, other], calls, joinable=[0] if other == info() else None).groups is None
+
+
+def test_a_part_of_a_result_keeps_its_reader_apart():
+    """x -> x[0] -> y: what only names rows has no program, and x must have rows."""
+    done = Joined([ROW, info(alias=0), ROW], two_samples((0, [-1]), (1, [0]), (2, [1])))
+    assert done.groups is None
+    beside = Joined([ROW, info(alias=0), ROW, ROW], two_samples((0, [-1]), (1, [0]), (2, [0]), (3, [1])),
+                    heads=[2, 3, 6, 7])
+    beside.check()
+    assert beside.parts == [(0, 2)] and (beside.coarse.value_of >= 0).all()
+
+
+def test_ragged_calls_join_if_their_rows_do():
+    calls = [(0, 2, [-1]), (0, 3, [-2]), (1, 2, [0, -3]), (1, 3, [1, -3])]
+    done = Joined([ROW, info(operands=2, split=(True, False))], calls, heads=[2, 3])
+    done.check()
+    assert done.coarse.recording.call_width.tolist() == [2, 3]
+    assert done.coarse.recording.classes[0].split == (True, False)
+
+
+@pytest.mark.parametrize("reader, widths, joins", [
+    (info(operands=2, split=(False, True)), (2, 2), False),     # every row reads the whole value
+    (info(operands=2, split=(False, True)), (1, 1), True),      # which is one row
+    (info(operands=2), (1, 1), True), (info(operands=2), (2, 1), False),
+    (PAIR, (2, 2), True), (PAIR, (2, 1), False)])
+def test_rows_of_ragged_calls(reader, widths, joins):
+    calls = [(0, widths[0], [-1]), (0, widths[0], [-2]), (1, widths[1], [0, -3]), (1, widths[1], [1, -3])]
+    done = Joined([ROW, reader], calls)
+    done.check()
+    assert (done.groups is not None) == joins
+    if joins:
+        assert any(done.coarse.recording.classes[0].split) == (reader == PAIR)
+
+
+def test_a_product_with_one_weight_is_in_a_group_once():
+    """h = f(W h): one launch for each step, whatever the number of steps."""
+    chain = [(k % 2, [k - 1]) for k in range(8)]
+    done = Joined([ROW, ROW], two_samples(*chain), heavy=[0], heads=[7, 15])
+    done.check()
+    assert done.num_launches == (8, 4) and done.parts == [(0, 1)]
+
+
+def test_a_round_without_product_ends_where_it_began():
+    done = Joined([ROW, ROW, ROW], two_samples(*[(k % 3, [k - 1]) for k in range(9)]), heads=[8, 17])
+    done.check()
+    assert done.num_launches == (9, 3) and done.parts == [(0, 1, 2)]
+
+
+def test_programs_stay_small():
+    chain = [(0, [-1])] + [(1, [k]) for k in range(2 * MOST_REPEATS)]
+    done = Joined([ROW, ROW], two_samples(*chain), heavy=[0])
+    assert max(len(parts) for parts in done.parts) == 1 + MOST_REPEATS
+    long = Joined([ROW] * 150, two_samples(*[(k, [k - 1]) for k in range(150)]))
+    long.check()
+    assert sorted(map(len, long.parts)) == [150 % MOST_PARTS, MOST_PARTS, MOST_PARTS]
+
+
+def test_what_is_held_or_viewed_stays():
+    calls = two_samples((0, [-1]), (1, [0]), (2, [1]))
+    assert (Joined([ROW] * 3, calls, heads=[0, 5]).coarse.value_of >= 0).tolist() == [True, False, True] * 2
+    assert (Joined([ROW] * 3, calls, viewed=[1]).coarse.value_of >= 0).tolist() == [False, True, False] * 2
+    assert (Joined([ROW] * 3, calls).coarse.value_of >= 0).tolist() == [False, False, True] * 2   # nobody wants any
+
+
+def test_operands_are_one_only_where_they_always_are():
+    """Both operands of the first sample are one array, those of the second are not."""
+    done = Joined([PAIR, ROW], [(0, 1, [-1, -1]), (0, 1, [-1, -2]), (1, 1, [0]), (1, 1, [1])])
+    done.check()
+    assert done.found.faces[0].same == (0, 1, INSIDE)
+    done = Joined([PAIR, ROW], [(0, 1, [-1, -1]), (0, 1, [-2, -2]), (1, 1, [0]), (1, 1, [1])])
+    done.check()
+    assert done.found.faces[0].same == (0, 0, INSIDE)
+
+
+def test_faces_merge():
+    a, b = Face((True, False, False), (0, 0, INSIDE, 0)), Face((False, False, True), (0, 0, INSIDE, 3))
+    assert merged(a, b) == Face((True, False, True), (0, 0, INSIDE, 3))
+    assert merged(Face((), (0, 1, 0, 1)), Face((), (0, 0, 2, 2))) == Face((), (0, 1, 2, 3))
+
+
+def test_a_long_chain():
+    length = 100_000
+    calls = [(k % 2, 1, [k - 1]) for k in range(length)]
+    done = Joined([ROW, ROW], calls, heads=[length - 1], num_leaves=1)
+    done.check()
+    assert done.num_launches == (length, length // 2)
+
+
+@st.composite
+def alike_samples(draw):
+    """Samples that do the same for a while, each on its own values and on those of others; and some that do not."""
+    outputs = [draw(st.integers(1, 2)) for _ in range(draw(st.integers(2, 5)))]
+    classes = []
+    for n in outputs:
+        operands = draw(st.integers(1, 3))
+        split = draw(st.sampled_from([(True,) * operands, (True,) + (False,) * (operands - 1), (False,) * operands]))
+        classes.append(info(operands=operands, outputs=n, split=split, recorded=draw(st.sampled_from([True] * 5 + [False])),
+                            alias=draw(st.sampled_from([-1] * 5 + [0])) if n == 1 else -1,
+                            slots=draw(st.sampled_from([0] * 5 + [1]))))
+    steps = []
+    for k in range(draw(st.integers(1, 9))):
+        c = draw(st.integers(0, len(classes) - 1))
+        steps.append((c, [draw(st.integers(-1, k - 1)) for _ in classes[c].operand_widths],
+                      draw(st.integers(0, 1))))
+    calls, results, values, num_leaves = [], [], 0, 6
+    for sample in range(draw(st.integers(1, 4))):
+        mine = []
+        for c, reads, output in steps[:draw(st.sampled_from([len(steps)] * 3 + list(range(len(steps)))))]:
+            if draw(st.integers(0, 15)) == 0:
+                c = draw(st.integers(0, len(classes) - 1))
+            tokens = []
+            for k in range(len(classes[c].operand_widths)):
+                read = reads[k] if k < len(reads) else -1
+                token = mine[read][min(output, len(mine[read]) - 1)] if 0 <= read < len(mine) else -1 - sample
+                if draw(st.integers(0, 15)) == 0:
+                    token = draw(st.sampled_from([-6, *range(values)]))
+                tokens.append(token)
+            width = draw(st.sampled_from([1] * 6 + [2])) if any(classes[c].split) and not classes[c].slots else 1
+            calls.append((c, width, tokens))
+            mine.append(list(range(values, values + outputs[c])))
+            values += outputs[c]
+        results += mine
+    heads = [v for v in range(values) if draw(st.integers(0, 5)) == 0]
+    return classes, calls, num_leaves, heads, [c for c in range(len(classes)) if draw(st.integers(0, 3)) == 0]
+
+
+@given(alike_samples(), st.sampled_from(sorted(POLICIES)))
+def test_joined_recordings_compute_the_same(drawn, policy):
+    classes, calls, num_leaves, heads, heavy = drawn
+    Joined(classes, calls, num_leaves, heads, policy, heavy=heavy).check()
+
+
+def test_the_property_catches_a_wrong_join():
+    """A group that reads another sample's value is seen by the interpreter."""
+    done = Joined([ROW, ROW], two_samples((0, [-1]), (1, [0])), heads=[1, 3])
+    done.coarse.recording.operands[:] = done.coarse.recording.operands[::-1].copy()
+    with pytest.raises(AssertionError):
+        done.check()

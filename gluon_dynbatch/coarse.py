@@ -118,8 +118,8 @@ def compositions_of(r: Recording, s: Scan, groups: Groups, held: Any, looks: Any
     num_outputs = r.per_class(lambda c: len(c.output_widths))
     most = int(num_outputs.max())
     part, num_parts, call_of, member_offsets, codes, code_offsets = _describe(
-        groups.of_launch, groups.follows, groups.times, groups.first, groups.member, groups.role, groups.order,
-        groups.offsets, r.call_class, s.operand_offsets, groups.source, groups.output, most)
+        groups.of_launch, groups.follows, groups.times, groups.member, groups.role, groups.order, groups.offsets,
+        r.call_class, s.operand_offsets, groups.source, groups.output, most)
     numbers: dict[bytes, int] = {}
     of_launch = np.full(len(num_parts), -1, np.int64)
     found: list[Composition] = []
@@ -152,7 +152,7 @@ def _launches(r: Recording, groups: Groups) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _describe(of_launch, follows, times, first, member, role, order, offsets,  # type: ignore[no-untyped-def]
+def _describe(of_launch, follows, times, member, role, order, offsets,  # type: ignore[no-untyped-def]
               call_class, operand_offsets, source, output, most):
     """Number the parts of all calls, and write down what each group does."""
     num_launches, num_calls = len(of_launch), len(call_class)
@@ -168,10 +168,10 @@ def _describe(of_launch, follows, times, first, member, role, order, offsets,  #
             while at >= 0:
                 base[at] = num_parts[g]
                 num_parts[g] += times[at]
-                call = first[at, 0]
+                call = order[offsets[at]]
                 size += times[at] * (2 + operand_offsets[call + 1] - operand_offsets[call])
                 at = follows[at]
-            member_offsets[g + 1] = num_parts[g] * (offsets[g + 1] - offsets[g])
+            member_offsets[g + 1] = num_parts[g] * ((offsets[g + 1] - offsets[g]) // times[g])
             code_offsets[g + 1] = size
     member_offsets, code_offsets = np.cumsum(member_offsets), np.cumsum(code_offsets)
     call_of, codes = np.empty(member_offsets[-1], np.int64), np.empty(code_offsets[-1], np.int64)
@@ -184,7 +184,7 @@ def _describe(of_launch, follows, times, first, member, role, order, offsets,  #
                 part[i] = base[at] + role[i]
                 call_of[member_offsets[g] + member[i] * num_parts[g] + part[i]] = i
             for k in range(times[at]):
-                call = first[at, k]
+                call = order[offsets[at] + k]
                 codes[end] = call_class[call]
                 codes[end + 1] = operand_offsets[call + 1] - operand_offsets[call]
                 end += 2
@@ -324,11 +324,9 @@ def _coarsen(call_class, call_width, call_count, operand_offsets, operands, valu
              launch, of_group, place, order, offsets, source, aliases, number, num_kept, of_launch, call_of,
              member_offsets, parts, output_starts, operand_starts, exported, chosen):
     num_calls, num_launches = len(call_class), len(of_group)
-    by_place, rank = np.full(num_launches, -1, np.int64), np.zeros(num_launches, np.int64)
-    for k in range(num_launches):
-        if of_group[k] == k:
-            by_place[place[k]] = k
-    by_place = by_place[by_place >= 0]                      # the names of groups, in the order of the run
+    names_of_groups = np.flatnonzero(of_group == np.arange(num_launches))
+    by_place = names_of_groups[np.argsort(place[names_of_groups], kind="mergesort")]        # in the order of the run
+    rank = np.zeros(num_launches, np.int64)
     rank[by_place] = np.arange(len(by_place))
     # Calls that only name rows come right behind what they name: at[k]:at[k + 1] are those behind launch k - 1.
     behind, at = np.full(num_calls, -1, np.int64), np.zeros(len(by_place) + 2, np.int64)

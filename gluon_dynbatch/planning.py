@@ -33,19 +33,27 @@ from .values import BUFFERS, ROW_SPECS, SPECS
 __all__ = ["PLANS", "PlanCache", "Planned", "make_problem", "plan_flush", "plan_launches"]
 
 
+class ClassName(NamedTuple):
+    """What a plan remembers of a class: not the block that its calls are of, which may die."""
+
+    signature: Any
+    where: str
+    num_parts: int = 1
+
+
 @dataclass
 class Ran:
     """What runs: the recording itself, or one that is coarser, where launches were joined.
 
     Attributes
     ----------
-    classes : CallClass of each class
+    classes : ClassName of each class
     recording, scan, launch : the recording, what the analyzer found in it, and the launch of each call
     origins : of each class: its number among those that were recorded; negative for joined ones
     joined : launches that became part of others
     """
 
-    classes: Sequence[Any]
+    classes: Sequence[ClassName]
     recording: Recording
     scan: Scan
     launch: Any
@@ -178,23 +186,24 @@ def _plan(classes: Sequence[Any], tables: Any, method: Method, wanted_params: An
     r = tables.recording
     scanned = scan(r)
     launch = plan_launches(make_problem(classes, r, scanned, method.policy in ("agenda", "cost")), method)
-    ran, value_of = Ran(classes, r, scanned, launch, range(len(classes))), None
+    names = [ClassName(cls.signature, cls.where) for cls in classes]
+    ran, value_of = Ran(names, r, scanned, launch, range(len(classes))), None
     if method.policy != "none":                     # which is there to see what every call by itself costs
-        ran, value_of = _join(ran, tables.viewed)
+        ran, value_of = _join(classes, ran, tables.viewed)
     grouping = group(ran.recording, ran.scan, len(tables.buffers), ran.launch)
     if value_of is not None:
         grouping = replace(grouping, value_rows=_looked_up(grouping.value_rows, value_of),
                            value_buffers=_looked_up(grouping.value_buffers, value_of))
     heads = Heads(r, scanned, grouping, tables.value_specs)
     wanted_params = [wanted_params[c] if c >= 0 else () for c in ran.origins]
-    layout, plans, names, kinds = _lay_out(ran.classes, ran.recording, ran.scan, grouping, tables.buffers, heads,
+    layout, plans, leaf_names, kinds = _lay_out(ran.classes, ran.recording, ran.scan, grouping, tables.buffers, heads,
                                            wanted_params)
-    return Planned(scanned, ran, grouping, heads, layout, plans, names, kinds)
+    return Planned(scanned, ran, grouping, heads, layout, plans, leaf_names, kinds)
 
 
-def _join(ran: Ran, viewed: Any) -> tuple[Ran, Any]:
+def _join(classes: Sequence[Any], ran: Ran, viewed: Any) -> tuple[Ran, Any]:
     """Join launches that have the same members; what runs then, and its numbers of the values."""
-    classes, r, s = ran.classes, ran.recording, ran.scan
+    r, s = ran.recording, ran.scan
     joinable = np.array([cls.identity is None and not cls.signature.draws for cls in classes], bool)
     heavy = np.array([cls.signature.has_product for cls in classes], bool)
     groups = find_groups(r, s, ran.launch, joinable, heavy)
@@ -211,22 +220,12 @@ def _join(ran: Ran, viewed: Any) -> tuple[Ran, Any]:
         face, signature = COMPOSED.signature(signatures, q, needed)
         where = parts[0].where if len({cls.where for cls in parts}) == 1 else ""
         faces.append(face)
-        joined.append(JoinedClass(signature, parts[0].recorded, where, len(parts)))
+        joined.append(ClassName(signature, where, len(parts)))
         by_rows.append(is_by_rows(signatures, q))
     coarse = coarsen(r, s, groups, found, faces, by_rows)
-    kept: list[Any] = [classes[c] for c in coarse.origins if c >= 0]
+    kept = [ran.classes[c] for c in coarse.origins if c >= 0]
     return Ran(kept + joined, coarse.recording, scan(coarse.recording), coarse.launch, coarse.origins,
                groups.num_joined), coarse.value_of
-
-
-class JoinedClass(NamedTuple):
-    """A class of joined calls; the words are those of `CallClass`."""
-
-    signature: Any
-    recorded: bool
-    where: str
-    num_parts: int
-    identity: Any = None
 
 
 def _looked_up(of_value: Any, value_of: Any) -> Any:

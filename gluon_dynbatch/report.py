@@ -64,7 +64,7 @@ class FlushReport:
                  kinds: list[list[str]], backend: str = "mxnet", kernels: Any = None, method: str = ""):
         self.reason, self.backend, self.method = reason, backend, method
         self._kernels = kernels             # () -> [(title, sources)]
-        self._titles = [(cls.signature.title, cls.where, getattr(cls, "num_parts", 1)) for cls in classes]
+        self._titles = [(cls.signature.title, cls.where, cls.num_parts) for cls in classes]
         self._kinds = kinds
         self._arrays = (recording, scanned, grouping)
 

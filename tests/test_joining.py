@@ -246,7 +246,7 @@ def test_a_round_without_product_ends_where_it_began():
 
 
 def test_programs_stay_small():
-    chain = [(0, [-1])] + [(1, [k]) for k in range(2 * MOST_REPEATS)]
+    chain = [(0, [-1])] + [(1, [k]) for k in range(MOST_REPEATS + 2)]
     done = Joined([ROW, ROW], two_samples(*chain), heavy=[0])
     assert max(len(parts) for parts in done.parts) == 1 + MOST_REPEATS
     long = Joined([ROW] * 150, two_samples(*[(k, [k - 1]) for k in range(150)]))
@@ -335,3 +335,217 @@ def test_the_property_catches_a_wrong_join():
     done.coarse.recording.operands[:] = done.coarse.recording.operands[::-1].copy()
     with pytest.raises(AssertionError):
         done.check()
+
+
+def test_a_reader_of_a_reshaped_value_waits_for_it_and_not_for_what_it_looks_like():
+    """reshape_like(x, y) is rows of x; y was made long before, x just now."""
+    like = info(operands=2, alias=0)
+    r = recording([ROW, like], [(0, 1, [-1]), (0, 1, [0]), (1, 1, [1, 0]), (0, 1, [2])], 1)
+    problem = problem_of(r, scan(r), np.ones(2), np.ones(2))
+    assert problem.producers.tolist() == [0, 1]
+    assert POLICIES["depth"].plan(problem).tolist() == [0, 1, -1, 2]
+
+
+# ---- launches of a part of a launch ----------------------------------------------------------
+
+
+def test_a_launch_may_be_split_between_groups():
+    """Two layers of different size, and one sigmoid for all of their results: each takes its own."""
+    first, second = info(split=(True,)), info(outputs=2, split=(True,))
+    calls = [(0, 1, [-1]), (0, 1, [-2]), (1, 1, [-3]), (2, 1, [0]), (2, 1, [1]), (2, 1, [2]), (2, 1, [3])]
+    done = Joined([first, second, ROW], calls, heads=[4, 5, 6, 7])
+    done.check()
+    assert done.num_launches == (3, 2) and sorted(done.parts) == [(0, 2), (1, 2, 2)]
+    assert done.groups.num_joined == 1
+
+
+def test_a_product_is_not_split():
+    calls = [(0, 1, [-1]), (0, 1, [-2]), (1, 1, [-3]), (2, 1, [0]), (2, 1, [1]), (2, 1, [2])]
+    assert Joined([ROW, ROW, ROW], calls).num_launches == (3, 2)
+    assert Joined([ROW, ROW, ROW], calls, heavy=[2]).groups is None
+
+
+def test_a_product_joins_only_what_nobody_else_reads():
+    """A layer reads a layer; but a state that goes to several cells belongs to none of them."""
+    layers = two_samples((0, [-1]), (1, [0]), (2, [1]))
+    assert Joined([ROW] * 3, layers, heavy=[0, 2]).num_launches == (3, 1)
+    shared = two_samples((0, [-1]), (1, [0]), (2, [1]), (3, [1]))
+    assert Joined([ROW] * 4, shared, heavy=[0, 2, 3]).num_launches == (4, 3)
+
+
+def test_calls_that_read_results_of_one_call_are_one_member():
+    """Only some samples go on with their gates: three calls each, which the next launch reads together."""
+    gates, three = info(outputs=3, split=(True,)), info(operands=3, split=(True,) * 3)
+    calls = [(0, 1, [-1]), (0, 1, [-2]), (0, 1, [-3]), *[(1, 1, [t]) for t in range(6)],
+             (2, 1, [9, 10, 11]), (2, 1, [12, 13, 14])]
+    done = Joined([gates, ROW, three], calls, heads=[15, 16])
+    done.check()
+    assert done.num_launches == (3, 2) and done.parts == [(1, 1, 1, 2)]
+
+
+def test_what_fits_by_chance_stays_apart():
+    """Three samples sum up two of theirs, so they do not join; that the fourth could is no reason for a program."""
+    calls = [(0, 1, [-1])] * 3 + [(1, 1, [0, 1]), (1, 1, [1, 2]), (1, 1, [2, 0]), (0, 1, [5]), (1, 1, [6, 6])]
+    done = Joined([ROW, PAIR], calls, num_leaves=1)
+    assert done.num_launches == (4, 4)
+
+
+# ---- models ----------------------------------------------------------------------------------
+
+
+class Mlp(gluon.Block):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.layers = [nn.Dense(6, activation="relu", in_units=6) for _ in range(2)] + [nn.Dense(3, in_units=6)]
+        for layer in self.layers:
+            self.register_child(layer)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def steps(make_scope, net, samples, count=1):
+    """Losses and gradients of the last step, and the scope."""
+    for _ in range(count):
+        with autograd.record(), make_scope() as scope:
+            losses = [net(*sample).sum() for sample in samples]
+        autograd.backward(losses)
+    return [loss.asnumpy() for loss in losses] + [
+        p.grad().asnumpy() for p in net.collect_params().values() if p.grad_req != "null"], scope
+
+
+def rows(count, width, seed=0):
+    return [(mx.nd.array(x[None]),) for x in np.random.RandomState(seed).normal(size=(count, width))]
+
+
+@pytest.mark.parametrize("backend", ["mxnet", "native"])
+def test_an_undecorated_net_is_one_launch(backend):
+    net = Mlp()
+    net.initialize(mx.init.Normal(0.4))
+    samples = rows(5, 6)
+    got, scope = steps(partial(gdb.batching, granularity="op", backend=backend, policy="depth"), net, samples)
+    want, alone = steps(partial(gdb.batching, policy="none", backend="mxnet"), net, samples)
+    for x, y in zip(got, want):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+    assert scope.stats.launches == 1 and scope.stats.joined == 5 and alone.stats.joined == 0
+    assert scope.flushes[0].launches[0].title == "FullyConnected + Activation + FullyConnected + 3 more"
+    assert scope.flushes[0].launches[0].calls == scope.stats.calls == 30
+    assert ", 5 joined" in scope.explain()
+
+
+class Sequence(gluon.Block):
+    def __init__(self, cell, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.cell = cell(4, input_size=3)
+
+    def forward(self, *inputs):
+        states = self.cell.begin_state(1)
+        for x in inputs:
+            out, states = self.cell(x, states)
+        return out
+
+
+@pytest.mark.parametrize("cell", [rnn.LSTMCell, rnn.GRUCell, rnn.RNNCell])
+def test_an_undecorated_cell_is_one_launch_a_step(cell):
+    net = Sequence(cell)
+    net.initialize(mx.init.Normal(0.4))
+    samples = [[x for x, in rows(n, 3, n)] for n in (2, 5, 3, 5)]
+    got, scope = steps(partial(gdb.batching, granularity="op", policy="depth"), net, samples)
+    want, _ = steps(partial(gdb.batching, policy="none"), net, samples)
+    for x, y in zip(got, want):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+    # What the inputs give is one launch for all steps; then one a step; the losses come with the ends of sequences.
+    cells = [launch for launch in scope.flushes[0].launches if launch.calls > launch.rows]
+    assert scope.stats.launches <= 1 + 5 + 3 + 1, scope.explain()
+    assert len({launch.title for launch in cells}) <= 3
+
+
+def test_a_tree_needs_far_fewer_launches_and_kernels():
+    case = MODELS["similarity tree"]
+    samples = case.samples(np.random.RandomState(11), "float32")
+    net = make_net(case)
+    with autograd.record(), gdb.batching(granularity="op", policy="depth") as scope:
+        for sample in samples:
+            case.loss(net, *sample)
+    assert scope.stats.launches * 2 < scope.stats.launches + scope.stats.joined
+
+
+def test_compositions_are_remembered():
+    """The second step, of other samples of the same kind, makes no new program."""
+    net = Sequence(rnn.LSTMCell)
+    net.initialize(mx.init.Normal(0.4))
+    scope = partial(gdb.batching, granularity="op", policy="depth")
+    steps(scope, net, [[x for x, in rows(n, 3, n)] for n in (2, 5, 3, 5)])
+    PLANS.clear()
+    before = {key: value for key, value in COMPOSED._faces.items()}
+    _, second = steps(scope, net, [[x for x, in rows(n, 3, n)] for n in (2, 5, 3, 5)])
+    assert second.stats.cache_misses == 1 and second.stats.joined > 0
+    assert dict(COMPOSED._faces) == before
+
+
+def test_results_inside_of_programs_can_be_held_and_viewed():
+    """Every result is kept, one is a view of another that died, one was rebound by +=."""
+    x = mx.nd.array([[1.0, -2.0, 3.0, 4.0]])
+    x.attach_grad()
+
+    def run():
+        with autograd.record():
+            a = x * 2
+            b = mx.nd.tanh(a)
+            c = b.reshape((2, 2))
+            d = mx.nd.relu(c) + 1
+            d += 1
+            e = mx.nd.sigmoid(d)
+        return a, c, d, e
+
+    want = run()
+    with autograd.record(), gdb.batching(policy="depth", check=True):
+        got = run()
+    for p, q in zip(got, want):
+        np.testing.assert_allclose(p.asnumpy(), q.asnumpy(), rtol=1e-6)
+    for k in (0, 2, 3):
+        grads = []
+        for held in (want, got):
+            held[k].backward(retain_graph=True)
+            grads.append(x.grad.asnumpy().copy())
+        np.testing.assert_allclose(*grads, rtol=1e-5)
+
+
+def test_a_gradient_goes_where_the_loss_depends_on_it_and_nowhere_else():
+    """One program makes both results; the backward pass of one leaves the other's operand alone, as MXNet does."""
+    x, y = mx.nd.array([[1.0, 2.0]]), mx.nd.array([[3.0, 4.0]])
+    for leaf in (x, y):
+        leaf.attach_grad()
+        leaf.grad[:] = 7
+    with autograd.record(), gdb.batching(policy="depth") as scope:
+        a = mx.nd.tanh(x)
+        b = a * y
+        loss = mx.nd.sigmoid(a)
+    assert scope.stats.joined > 0
+    loss.backward()
+    assert (y.grad.asnumpy() == 7).all() and (x.grad.asnumpy() != 7).all()
+    del b
+
+
+@pytest.mark.parametrize("policy", ["depth", "agenda", "cost"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", MODELS)
+def test_models_at_op_grain_same_as_loop(name, dtype, policy, monkeypatch):
+    import gluon_check
+    monkeypatch.setattr(gluon_check.gdb, "batching", partial(gdb.batching, granularity="op", policy=policy,
+                                                             check=policy == "agenda"))
+    stats = check_same_as_loop(MODELS[name], dtype, steps=2)
+    assert stats.joined > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["similarity tree", "tagger", "graph network"])
+def test_models_at_op_grain_on_the_native_backend(name, monkeypatch):
+    import gluon_check
+    monkeypatch.setattr(gluon_check.gdb, "batching", partial(gdb.batching, granularity="op", policy="depth",
+                                                             backend="native"))
+    assert check_same_as_loop(MODELS[name], "float32", steps=1).joined > 0

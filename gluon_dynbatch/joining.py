@@ -16,8 +16,8 @@ newcomers read elsewhere is made before; in the last, if nobody else reads the g
 A recurrent net would become one long program, another one for each length. So a product joins what only it reads (a
 layer and the next one, but not a state and one of the cells that it goes to), a group has a product with one weight
 once, what has no product ends where what it began with comes again, and no class is there more than a few times. Where
-few samples are left, launches fit by chance, in ever new ways. So groups are found twice, and the second time calls of
-two classes are joined only if most of them were.
+few samples are left, launches fit by chance, in ever new ways. So groups are found twice, and the second time a call
+joins what it reads only if most of its class, reading the same class there, did.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_PARTS = 64         # calls of a member
 MOST_ROLES = 8          # of them, in one launch
 MOST_REPEATS = 4        # launches of one class
 MOST_TRIALS = 32        # groups that one launch may try to join
-MOST_CLASSES = 2000     # of a flush, for a table of all pairs
+MOST_PAIRS = 1 << 24    # classes x columns: beyond 16 MB the table is not worth its room, and nothing is joined
 
 
 class Groups(NamedTuple):
@@ -89,6 +89,8 @@ def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any) -
     joinable = joinable & ~aliases & (r.per_class(lambda c: c.slots) == 0)
     if not len(launch) or not joinable[r.call_class].any():
         return None
+    if len(r.classes) * int(s.column_offsets[-1]) > MOST_PAIRS:
+        return None
     num_launches = int(launch.max()) + 1
     order = np.argsort(launch, kind="stable")[int((launch < 0).sum()):]
     bounds = offsets_of(np.bincount(launch[order], minlength=num_launches))
@@ -98,10 +100,10 @@ def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any) -
     classes = (joinable, r.per_class(lambda c: c.recorded, bool), heavy, r.per_class(lambda c: any(c.split), bool),
                s.column_offsets, split)
     readers, first_order = _readers(s.operand_offsets, source), order.copy()
-    apart = np.zeros((len(r.classes), len(r.classes)) if len(r.classes) <= MOST_CLASSES else (0, 0), bool)
+    apart = np.zeros((len(r.classes), len(split)), bool)
     found = _grow(order, bounds, launch.copy(), calls, (*classes, apart), readers)
-    if len(apart) and (found[1] >= 0).any():
-        apart = _mostly_apart(launch, calls, found[0], order, found[-1], len(r.classes))
+    if (found[1] >= 0).any():
+        apart = _mostly_apart(launch, calls, joinable, s.column_offsets, found[0], order, found[-1])
         order = first_order
         found = _grow(order, bounds, launch.copy(), calls, (*classes, apart), readers)
     group, follows, place, times, member, role, starts = found
@@ -152,20 +154,23 @@ def _readers(operand_offsets, source):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _mostly_apart(launch, calls, group, order, starts, num_classes):  # type: ignore[no-untyped-def]
-    """Of each class and each class that reads it: whether calls of the two are mostly not in one group."""
+def _mostly_apart(launch, calls, joinable, column_offsets, group, order, starts):  # type: ignore[no-untyped-def]
+    """Of each class and each column: whether calls that read the class there are mostly not in a group with it."""
     call_class, _, operand_offsets, source, _, _ = calls
     group_of = np.full(len(launch), -1, np.int64)
     by_start = np.argsort(starts, kind="mergesort")
     for k in range(len(by_start)):
         stop = starts[by_start[k + 1]] if k + 1 < len(by_start) else len(order)
         group_of[order[starts[by_start[k]]:stop]] = group[by_start[k]]
-    balance = np.zeros((num_classes, num_classes), np.int64)
+    balance = np.zeros((len(column_offsets) - 1, column_offsets[-1]), np.int32)
     for i in range(len(launch)):
+        if launch[i] < 0 or not joinable[call_class[i]]:
+            continue
         for j in range(operand_offsets[i], operand_offsets[i + 1]):
-            if source[j] >= 0 and launch[i] >= 0:
+            if source[j] >= 0:
                 together = group_of[i] == group_of[source[j]]
-                balance[call_class[source[j]], call_class[i]] += 1 if together else -1
+                column = column_offsets[call_class[i]] + j - operand_offsets[i]
+                balance[call_class[source[j]], column] += 1 if together else -1
     return balance < 0
 
 
@@ -379,7 +384,7 @@ def _take_roles(g, k, state, calls, classes, counts, chosen):  # type: ignore[no
         m, column = -1, column_offsets[call_class[i]] - operand_offsets[i]
         for j in range(operand_offsets[i], operand_offsets[i + 1]):
             if source[j] >= 0 and group[launch[source[j]]] == g:
-                if through[j] or apart[call_class[source[j]], call_class[i]] or (m >= 0 and member[source[j]] != m):
+                if through[j] or apart[call_class[source[j]], column + j] or (m >= 0 and member[source[j]] != m):
                     return 0, 0, False
                 m = member[source[j]]
                 rows = rows and split[column + j]
@@ -422,7 +427,7 @@ def _take_partners(g, new, state, calls, classes, partner, counts):  # type: ign
             for j in range(operand_offsets[i], operand_offsets[i + 1]):
                 if source[j] >= 0 and group[launch[source[j]]] == g:
                     other = member[source[j]]
-                    if through[j] or apart[call_class[source[j]], call_class[i]] or (
+                    if through[j] or apart[call_class[source[j]], column + j] or (
                             partner[m] >= 0 and partner[m] != other):
                         return False, False
                     if partner[m] < 0:

@@ -488,7 +488,7 @@ def test_compositions_are_remembered():
 
 
 def test_results_inside_of_programs_can_be_held_and_viewed():
-    """Every result is kept, one is a view of another that died, one was rebound by +=."""
+    """Results that were made on the way, and a view of one that died."""
     x = mx.nd.array([[1.0, -2.0, 3.0, 4.0]])
     x.attach_grad()
 
@@ -498,7 +498,6 @@ def test_results_inside_of_programs_can_be_held_and_viewed():
             b = mx.nd.tanh(a)
             c = b.reshape((2, 2))
             d = mx.nd.relu(c) + 1
-            d += 1
             e = mx.nd.sigmoid(d)
         return a, c, d, e
 
@@ -513,6 +512,19 @@ def test_results_inside_of_programs_can_be_held_and_viewed():
             held[k].backward(retain_graph=True)
             grads.append(x.grad.asnumpy().copy())
         np.testing.assert_allclose(*grads, rtol=1e-5)
+
+
+def test_rebound_results_are_read_as_they_were():
+    x = mx.nd.array([[1.0, -2.0, 3.0, 4.0]])
+    with gdb.batching(policy="depth", check=True) as scope:
+        a = mx.nd.tanh(x)
+        b = a * 2
+        a += b
+        c = mx.nd.sigmoid(a)
+    tanh = np.tanh(x.asnumpy())
+    np.testing.assert_allclose(a.asnumpy(), 3 * tanh, rtol=1e-6)
+    np.testing.assert_allclose(c.asnumpy(), 1 / (1 + np.exp(-3 * tanh)), rtol=1e-6)
+    assert scope.stats.launches == 1
 
 
 def test_a_gradient_goes_where_the_loss_depends_on_it_and_nowhere_else():

@@ -1,9 +1,9 @@
 """A recording with the members of groups as single calls. Pure: arrays in, arrays out; no device, no MXNet.
 
-Groups (see `joining`) whose launches do the same are one *composition*: the classes of its parts in the order of the run,
-and which part reads what of which. From outside it looks like any class. Its operands are what its parts read elsewhere,
-each once; its outputs are what somebody else reads or holds. Both are those of all groups with the composition together,
-so that it is one class.
+Groups (see `joining`) whose launches do the same are one *composition*: the classes of its parts in the order of the
+run, and which part reads what of which. From outside it looks like any class. Its operands are what its parts read
+elsewhere, each once; its outputs are what somebody else reads or holds. Both are those of all groups with the
+composition together, so that it is one class.
 """
 
 from __future__ import annotations

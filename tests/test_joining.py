@@ -6,17 +6,18 @@ import gluon_models
 import gluon_sequences
 import numpy as np
 import pytest
-from gluon_check import assert_same, check_same_as_loop, make_net, train
+from gluon_check import check_same_as_loop, make_net
 from hypothesis import given
 from hypothesis import strategies as st
 from test_analyzer import info, recording
 
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, gluon, mx
-from gluon_dynbatch.analyzer import ClassInfo, problem_of, scan
+from gluon_dynbatch.analyzer import problem_of, scan
 from gluon_dynbatch.coarse import INSIDE, Face, coarsen, compositions_of, merged
 from gluon_dynbatch.compositions import COMPOSED
-from gluon_dynbatch.joining import MOST_PARTS, MOST_REPEATS, MOST_ROLES, find_groups
+from gluon_dynbatch.joining import MOST_PARTS, find_groups
+from gluon_dynbatch.members import MOST_REPEATS, MOST_ROLES
 from gluon_dynbatch.planning import PLANS
 from gluon_dynbatch.policies import POLICIES, check_plan
 
@@ -293,7 +294,8 @@ def alike_samples(draw):
     for n in outputs:
         operands = draw(st.integers(1, 3))
         split = draw(st.sampled_from([(True,) * operands, (True,) + (False,) * (operands - 1), (False,) * operands]))
-        classes.append(info(operands=operands, outputs=n, split=split, recorded=draw(st.sampled_from([True] * 5 + [False])),
+        classes.append(info(operands=operands, outputs=n, split=split,
+                            recorded=draw(st.sampled_from([True] * 5 + [False])),
                             alias=draw(st.sampled_from([-1] * 5 + [0])) if n == 1 else -1,
                             slots=draw(st.sampled_from([0] * 5 + [1]))))
     steps = []

@@ -39,8 +39,8 @@ class Stats:
         joined = f", {self.joined} joined" if self.joined else ""
         return (f"{self.calls} calls in {self.launches} launches{joined} ({self.ops} operators forward, "
                 f"{self.backward_ops} backward), {self.flushes} flushes; record {self.record_ms:.1f} ms, "
-                f"analyze {self.analyze_ms:.1f} ms ({self.cache_hits} of {self.cache_hits + self.cache_misses} plans known), "
-                f"execute {self.execute_ms:.1f} ms ({self.predicted_execute_ms:.1f} predicted), "
+                f"analyze {self.analyze_ms:.1f} ms ({self.cache_hits} of {self.cache_hits + self.cache_misses} plans "
+                f"known), execute {self.execute_ms:.1f} ms ({self.predicted_execute_ms:.1f} predicted), "
                 f"backward {self.backward_ms:.1f} ms ({self.predicted_backward_ms:.1f} predicted); "
                 f"ran alone: {sum(self.fallbacks.values())}")
 

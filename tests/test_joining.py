@@ -13,6 +13,7 @@ from test_analyzer import info, recording
 
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, gluon, mx
+from gluon_dynbatch import planning
 from gluon_dynbatch.analyzer import problem_of, scan
 from gluon_dynbatch.coarse import INSIDE, Face, coarsen, compositions_of, merged
 from gluon_dynbatch.compositions import COMPOSED
@@ -466,14 +467,28 @@ def test_an_undecorated_cell_is_one_launch_a_step(cell):
     assert len({launch.title for launch in cells}) <= 3
 
 
-def test_a_tree_needs_far_fewer_launches_and_kernels():
+def test_a_tree_needs_far_fewer_launches():
     case = MODELS["similarity tree"]
-    samples = case.samples(np.random.RandomState(11), "float32")
     net = make_net(case)
     with autograd.record(), gdb.batching(granularity="op", policy="depth") as scope:
-        for sample in samples:
+        for sample in case.samples(np.random.RandomState(11), "float32"):
             case.loss(net, *sample)
-    assert scope.stats.launches * 2 < scope.stats.launches + scope.stats.joined
+    assert scope.stats.launches * 3 < scope.stats.launches + scope.stats.joined
+
+
+@pytest.mark.slow
+def test_joined_launches_need_fewer_kernels(monkeypatch):
+    net, found = Sequence(rnn.LSTMCell), []
+    net.initialize(mx.init.Normal(0.4))
+    samples = [[x for x, in rows(n, 3, n)] for n in (2, 5, 3)]
+    for joins in (True, False):
+        if not joins:
+            monkeypatch.setattr(planning, "find_groups", lambda *_: None)
+            PLANS.clear()
+        _, scope = steps(partial(gdb.batching, granularity="op", policy="depth", backend="native"), net, samples)
+        found.append(len({source for _, part in scope.flushes[0].kernels() for source in part}))
+    PLANS.clear()               # of plans that are not joined
+    assert 0 < found[0] < found[1]
 
 
 def test_compositions_are_remembered():
@@ -563,3 +578,47 @@ def test_models_at_op_grain_on_the_native_backend(name, monkeypatch):
     monkeypatch.setattr(gluon_check.gdb, "batching", partial(gdb.batching, granularity="op", policy="depth",
                                                              backend="native"))
     assert check_same_as_loop(MODELS[name], "float32", steps=1).joined > 0
+
+
+@pytest.mark.parametrize("backend", ["mxnet", "native"])
+def test_a_sparse_gradient_of_a_joined_lookup(backend):
+    embed, dense = nn.Embedding(7, 4, sparse_grad=True), nn.Dense(3, in_units=4)
+    for layer in (embed, dense):
+        layer.initialize(mx.init.Normal(0.4))
+    words = [mx.nd.array([k]) for k in (1, 5, 1, 3)]
+    found = []
+    for scope in (partial(gdb.batching, granularity="op", policy="depth", backend=backend), partial(gdb.batching,
+                                                                                                  policy="none")):
+        with autograd.record(), scope() as done:
+            losses = [mx.nd.tanh(dense(embed(word))).sum() for word in words]
+        autograd.backward(losses)
+        found.append([embed.weight.grad().asnumpy(), dense.weight.grad().asnumpy()])
+        assert embed.weight.grad().indices.asnumpy().tolist() == [1, 3, 5]
+        assert (done.stats.joined > 0) == (scope.keywords["policy"] == "depth")
+    for x, y in zip(*found):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_that_want_no_gradient_or_add_to_it():
+    net = Mlp()
+    net.initialize(mx.init.Normal(0.4))
+    net.layers[0].weight.grad_req, net.layers[1].weight.grad_req = "null", "add"
+    found = []
+    for policy in ("depth", "none"):
+        net.layers[1].weight.zero_grad()
+        got, scope = steps(partial(gdb.batching, policy=policy), net, rows(4, 6), count=2)
+        found.append(got)
+    for x, y in zip(*found):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_recorded_and_paused_calls_stay_apart():
+    x = mx.nd.array([[1.0, 2.0]])
+    x.attach_grad()
+    with gdb.batching(policy="depth", granularity="op") as scope:
+        y = mx.nd.tanh(x)
+        with autograd.record():
+            z = mx.nd.sigmoid(y) * x
+    assert (scope.stats.launches, scope.stats.joined) == (2, 1)
+    z.backward()
+    np.testing.assert_allclose(x.grad.asnumpy(), 1 / (1 + np.exp(-np.tanh(x.asnumpy()))), rtol=1e-6)

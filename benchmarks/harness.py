@@ -24,7 +24,7 @@ LOSS_TOLERANCE = 1e-4           # relative, float32
 MOVE_TOLERANCE = 5e-3           # of an update, relative to its length: a relu that rounding flips was seen to make 3e-3
 PAUSE = 0.15                    # seconds between turns: threads of BLAS and OpenMP spin on after their work is done
 
-WARM_UP = 20                    # mini-batches that are not timed: some systems trace, compile and tune on the first ones
+WARM_UP = 20                    # mini-batches that are not timed: some systems trace, compile and tune on the first
 PATIENCE = 900                  # seconds that an answer may take; then the process is ended
 
 

@@ -233,8 +233,7 @@ def _producers(operand_offsets, operands, maker, aliases):  # type: ignore[no-un
         for j in range(operand_offsets[i], operand_offsets[i + 1]):
             producer = runs[maker[operands[j]]] if operands[j] >= 0 else -1
             if aliases[i]:
-                if j == operand_offsets[i]:         # part of its first operand; of others (reshape_like) the shape alone
-                    runs[i] = producer
+                runs[i] = producer if j == operand_offsets[i] else runs[i]      # of others it only knows the shape
             elif producer >= 0:
                 producers[count] = producer
                 count += 1

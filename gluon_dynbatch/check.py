@@ -30,6 +30,8 @@ def check_calls(calls: Any, flushed: Any, tables: Any, scanned: Any) -> None:
             made = signature.run_alone(cls.identity and cls.identity[0], operands)
         for k, want in enumerate(made):
             values[first + k] = want
+            if not flushed.has(first + k):      # it was inside a program, which is judged by its results
+                continue
             got = flushed.row(first + k)
             _compare(got.asnumpy(), want.asnumpy(), SPECS[signature.output_specs()[k]].dtype, i, cls, k, operands)
 

@@ -10,8 +10,8 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -19,8 +19,11 @@ from numba import njit
 from cavs_core import ClassLayout, Frame, Layout, Place, Read, RowIndex, Segments, plan_messages
 
 from .analyzer import Grouping, Recording, Scan, group, problem_of, scan
+from .coarse import coarsen, compositions_of
+from .compositions import COMPOSED, is_by_rows
 from .costs.weigh import class_costs
 from .graphs import plan_graphs
+from .joining import find_groups
 from .methods import Method
 from .policies import POLICIES, Problem
 from .results import Heads, LeafName
@@ -31,19 +34,51 @@ from .values import BUFFERS, ROW_SPECS, SPECS
 __all__ = ["PLANS", "PlanCache", "Planned", "make_problem", "plan_flush", "plan_launches"]
 
 
+class ClassName(NamedTuple):
+    """What a plan remembers of a class: not the block that its calls are of, which may die."""
+
+    signature: Any
+    where: str
+    num_parts: int = 1
+
+
+@dataclass
+class Ran:
+    """What runs: the recording itself, or one that is coarser, where launches were joined.
+
+    Attributes
+    ----------
+    classes : ClassName of each class
+    recording, scan, launch : the recording, what the analyzer found in it, and the launch of each call
+    origins : of each class: its number among those that were recorded; negative for joined ones
+    joined : launches that became part of others
+    """
+
+    classes: Sequence[ClassName]
+    recording: Recording
+    scan: Scan
+    launch: Any
+    origins: Sequence[int]
+    joined: int = 0
+
+
 @dataclass
 class Planned:
     """Everything that a run needs to know beforehand.
 
     Attributes
     ----------
-    scan, grouping, heads : what the analyzer found, and the values that gradients may come from
-    layout, plans : for the executor, a ClassPlan per class
+    scan : what the analyzer found in the recording
+    ran : what runs, where launches were joined
+    grouping : of what runs; but values have the numbers of the recording, and those that are gone the row -1
+    heads : the values that gradients may come from
+    layout, plans : for the executor, a ClassPlan per class that runs
     names : leaf -> its name in the run, for those that all calls of a class share
     kinds : of the operands of each class, see `Signature.plan`
     """
 
     scan: Scan
+    ran: Ran
     grouping: Grouping
     heads: Heads
     layout: Layout
@@ -54,9 +89,9 @@ class Planned:
     @property
     def num_bytes(self) -> int:
         """What the analyzer's arrays take; those of the layout are the run's."""
-        s, g = self.scan, self.grouping
-        arrays = (s.depth, s.active, s.operand_offsets, s.value_offsets, s.maker, g.value_rows, g.value_buffers,
-                  g.leaf_rows, *[rows.calls for rows in g.classes])
+        g, scans = self.grouping, [self.scan, *[s for s in [self.ran.scan] if s is not self.scan]]
+        arrays = (*[a for s in scans for a in (s.depth, s.active, s.operand_offsets, s.value_offsets, s.maker)],
+                  g.value_rows, g.value_buffers, g.leaf_rows, *[rows.calls for rows in g.classes])
         return sum(a.nbytes for a in arrays)
 
 
@@ -128,7 +163,7 @@ def plan_flush(calls: Any, tables: Any, method: Method) -> tuple[Planned, bool]:
     r = tables.recording
     wanted_params = [tuple(bool(p.parameter.grad_req != "null") for p in cls.signature.params) for cls in calls.classes]
     arrays = (r.call_class, r.call_width, r.call_count, r.operands, r.leaf_buffers, r.leaf_widths, r.leaf_wanted,
-              r.heads, tables.value_specs)
+              r.heads, tables.value_specs, tables.viewed)
     key = (method, tuple(tables.buffers), tuple((cls.signature, cls.recorded) for cls in calls.classes),
            tuple(wanted_params), _checksum(r.call_class, r.operands, r.heads))
     planned = PLANS.get(key, arrays)
@@ -151,13 +186,54 @@ def _checksum(call_class, operands, heads):  # type: ignore[no-untyped-def]
 def _plan(classes: Sequence[Any], tables: Any, method: Method, wanted_params: Any) -> Planned:
     r = tables.recording
     scanned = scan(r)
-    rounds = find_rounds(r, scanned)
     launch = plan_launches(make_problem(classes, r, scanned, method.policy in ("agenda", "cost")), method)
-    grouping = group(r, scanned, len(tables.buffers), launch)
+    names = [ClassName(cls.signature, cls.where) for cls in classes]
+    ran, value_of = Ran(names, r, scanned, launch, range(len(classes))), None
+    if method.policy != "none":                     # which is there to see what every call by itself costs
+        ran, value_of = _join(classes, ran, tables.viewed)
+    rounds = find_rounds(ran.recording, ran.scan)
+    grouping = group(ran.recording, ran.scan, len(tables.buffers), ran.launch)
     grouping.order.sort(key=lambda pair: rounds.of_class[pair[0]])      # a round after the other, each in its order
+    if value_of is not None:
+        grouping = replace(grouping, value_rows=_looked_up(grouping.value_rows, value_of),
+                           value_buffers=_looked_up(grouping.value_buffers, value_of))
     heads = Heads(r, scanned, grouping, tables.value_specs)
-    layout, plans, names, kinds = _lay_out(classes, r, scanned, grouping, rounds, tables.buffers, heads, wanted_params)
-    return Planned(scanned, grouping, heads, layout, plans, names, kinds)
+    wanted_params = [wanted_params[c] if c >= 0 else () for c in ran.origins]
+    layout, plans, leaf_names, kinds = _lay_out(ran.classes, ran.recording, ran.scan, grouping, rounds, tables.buffers,
+                                                heads, wanted_params)
+    return Planned(scanned, ran, grouping, heads, layout, plans, leaf_names, kinds)
+
+
+def _join(classes: Sequence[Any], ran: Ran, viewed: Any) -> tuple[Ran, Any]:
+    """Join launches that have the same members; what runs then, and its numbers of the values."""
+    r, s = ran.recording, ran.scan
+    joinable = np.array([cls.identity is None and not cls.signature.draws for cls in classes], bool)
+    heavy = np.array([cls.signature.has_product for cls in classes], bool)
+    groups = find_groups(r, s, ran.launch, joinable, heavy)
+    if groups is None:
+        return ran, None
+    numbers: dict[Any, int] = {}
+    looks = np.array([numbers.setdefault(look, len(numbers)) for cls in classes
+                      for look in zip(cls.signature.operand_specs, cls.signature.split)], np.int64)
+    found = compositions_of(r, s, groups, np.concatenate([r.heads, viewed]), looks)
+    faces, joined, by_rows = [], [], []
+    for q, needed in zip(found.all, found.faces):
+        parts = [classes[c] for c in q.classes]
+        signatures = [cls.signature for cls in parts]
+        face, signature = COMPOSED.signature(signatures, q, needed)
+        where = parts[0].where if len({cls.where for cls in parts}) == 1 else ""
+        faces.append(face)
+        joined.append(ClassName(signature, where, len(parts)))
+        by_rows.append(is_by_rows(signatures, q))
+    coarse = coarsen(r, s, groups, found, faces, by_rows)
+    kept = [ran.classes[c] for c in coarse.origins if c >= 0]
+    return Ran(kept + joined, coarse.recording, scan(coarse.recording), coarse.launch, coarse.origins,
+               groups.num_joined), coarse.value_of
+
+
+def _looked_up(of_value: Any, value_of: Any) -> Any:
+    """What there is for each value of the recording; -1 for those that are gone."""
+    return np.append(of_value, -1)[value_of]
 
 
 def make_problem(classes: Sequence[Any], r: Recording, s: Scan, weighed: bool) -> Problem:

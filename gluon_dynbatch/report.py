@@ -18,6 +18,7 @@ class Stats:
 
     calls: int = 0                      # recorded calls
     launches: int = 0                   # groups of equal calls that ran together
+    joined: int = 0                     # further ones that became part of others: one program for several operators
     flushes: int = 0
     ops: int = 0                        # operators and compiled regions that the forward passes started
     backward_ops: int = 0
@@ -35,10 +36,11 @@ class Stats:
     peak_bytes: int = 0                 # estimate of the largest flush: recording, plan and run
 
     def __str__(self) -> str:
-        return (f"{self.calls} calls in {self.launches} launches ({self.ops} operators forward, {self.backward_ops} "
-                f"backward), {self.flushes} flushes; record {self.record_ms:.1f} ms, analyze {self.analyze_ms:.1f} ms "
-                f"({self.cache_hits} of {self.cache_hits + self.cache_misses} plans known), "
-                f"execute {self.execute_ms:.1f} ms ({self.predicted_execute_ms:.1f} predicted), "
+        joined = f", {self.joined} joined" if self.joined else ""
+        return (f"{self.calls} calls in {self.launches} launches{joined} ({self.ops} operators forward, "
+                f"{self.backward_ops} backward), {self.flushes} flushes; record {self.record_ms:.1f} ms, "
+                f"analyze {self.analyze_ms:.1f} ms ({self.cache_hits} of {self.cache_hits + self.cache_misses} plans "
+                f"known), execute {self.execute_ms:.1f} ms ({self.predicted_execute_ms:.1f} predicted), "
                 f"backward {self.backward_ms:.1f} ms ({self.predicted_backward_ms:.1f} predicted); "
                 f"ran alone: {sum(self.fallbacks.values())}")
 
@@ -62,7 +64,7 @@ class FlushReport:
                  kinds: list[list[str]], backend: str = "mxnet", kernels: Any = None, method: str = ""):
         self.reason, self.backend, self.method = reason, backend, method
         self._kernels = kernels             # () -> [(title, sources)]
-        self._titles = [(cls.signature.title, cls.where) for cls in classes]
+        self._titles = [(cls.signature.title, cls.where, cls.num_parts) for cls in classes]
         self._kinds = kinds
         self._arrays = (recording, scanned, grouping)
 
@@ -74,15 +76,16 @@ class FlushReport:
         for c, k in grouping.order:
             rows = grouping.classes[c]
             num_calls, num_rows = (int(part[k + 1] - part[k]) for part in (rows.call_offsets, rows.offsets))
-            title, where = self._titles[c]
-            found.append(Launch(title, where, int(rows.depths[k]), num_calls, num_rows,
+            title, where, num_parts = self._titles[c]
+            found.append(Launch(title, where, int(rows.depths[k]), num_calls * num_parts, num_rows,
                                 " ".join(words[kind] for kind in self._kinds[c])))
         return found
 
     @property
     def aliases(self) -> int:
         """Calls that only name rows."""
-        return len(self._arrays[0].call_class) - sum(launch.calls for launch in self.launches)
+        return len(self._arrays[0].call_class) - sum(len(rows.calls) for rows in self._arrays[2].classes
+                                                     if len(rows.offsets) > 1)
 
     def kernels(self) -> list[tuple[str, list[str]]]:
         """The generated kernels: (operator or block, their sources)."""

@@ -100,6 +100,7 @@ class Flushed:
         # (Not the calls themselves: they hold this object, and a ring would keep its memory until the collector comes.)
         self.views, self.viewed, self.stats = calls.views, calls.viewed, calls.recorder.scope.stats
         self.plans, self.leaf_names, self.heads = planned.plans, planned.names, planned.heads
+        self.origins = planned.ran.origins          # of the plans: recorded classes; joined ones have no parameters
         self._note_backward = note_backward
         self.specs, self.leaves = tables.value_specs, tables.leaves
         self.only_names_rows = self.r.per_class(lambda c: c.alias >= 0, bool)[self.r.call_class[self.s.maker]]
@@ -108,6 +109,10 @@ class Flushed:
         self.freed = False
 
     # ---- values ------------------------------------------------------------------------------
+
+    def has(self, value: int) -> bool:
+        """Whether a value is in a buffer; not where it was only made on the way to others."""
+        return int(self.g.value_rows[value]) >= 0
 
     def row(self, value: int) -> Any:
         """A value, by its number, as an NDArray."""
@@ -222,7 +227,7 @@ class Flushed:
     def _wanted(self, found: tuple[Any, Any]) -> tuple[list[int], list[Any]]:
         """The leaves and parameters that ask for a gradient, among those that were reached."""
         reached_leaves, reached_classes = found
-        params = dict.fromkeys(source for c, plan in enumerate(self.plans) if reached_classes[c]
+        params = dict.fromkeys(source for c, plan in zip(self.origins, self.plans) if c >= 0 and reached_classes[c]
                                for source in plan.grads if hasattr(source, "parameter"))
         return np.flatnonzero(self.r.leaf_wanted & reached_leaves).tolist(), list(params)
 

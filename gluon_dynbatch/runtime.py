@@ -77,8 +77,10 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     stats.methods[str(sample.method)] = stats.methods.get(str(sample.method), 0) + 1
     if sample.counts:
         cost_model().observe("forward", forward_ms, (finished - analyzed) * 1e3)
-    titles = [cls.signature.title for cls in calls.classes]
-    scope.flushes.append(FlushReport(reason, calls.classes, recording, planned.scan, grouping, planned.kinds,
+    ran = planned.ran
+    stats.joined += ran.joined
+    titles = [cls.signature.title for cls in ran.classes]
+    scope.flushes.append(FlushReport(reason, ran.classes, ran.recording, ran.scan, grouping, planned.kinds,
                                      "native" if native else "mxnet",
                                      lambda: list(zip(titles, map(kernel_sources, plans))), str(sample.method)))
     return flushed

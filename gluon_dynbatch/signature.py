@@ -54,6 +54,7 @@ class Signature:
     structure : of what a call returns, as code
     run_alone : (block, operands) -> the distinct outputs of the call by itself on real arrays, by MXNet
     draws : whether the result is random
+    has_product : whether it multiplies matrices
     """
 
     def __init__(self, title: str, program: Program, operand_specs: Sequence[int], context: Any, template: Any,
@@ -74,6 +75,7 @@ class Signature:
         self.alias, self.slots, self.template = alias, slots, template
         self.structure = structure_of(map_nested(lambda k: k if k is None else places[k], template))
         self.params = [s for s in program.inputs.values() if isinstance(s, Param)]
+        self.has_product = any(instr.op in ("matmul", "batch_matmul") for instr in program.instrs)
         self.draws = any(instr.op == "uniform_like" for instr in program.instrs)
         self.run_alone = lambda block, operands: [
             flat[places.index(k)] for flat in [run_alone(block, operands)] for k in range(len(values))]

@@ -46,10 +46,12 @@ class Tables:
     buffers : process-wide number of each buffer
     value_specs : int64 array, spec number of each value
     leaves : Leaves
+    viewed : int64 array, values that others share their memory with
     """
 
-    def __init__(self, recording: Recording, buffers: list[int], value_specs: Any, leaves: Leaves):
+    def __init__(self, recording: Recording, buffers: list[int], value_specs: Any, leaves: Leaves, viewed: Any):
         self.recording, self.buffers, self.value_specs, self.leaves = recording, buffers, value_specs, leaves
+        self.viewed = viewed
 
 
 def read_calls(calls: Any) -> Tables:
@@ -83,7 +85,8 @@ def read_calls(calls: Any) -> Tables:
         _array([WIDTHS[s] for s in leaf_specs.tolist()])[place], leaf_wanted, heads, call_count)
     calls.forget()
     return Tables(recording, list(buffers), value_specs, Leaves(calls.leaves, numbers, leaf_specs[place],
-                                                                      _parameters(calls)))
+                                                                      _parameters(calls)),
+                  _array(sorted(v for v in calls.viewed if v < calls.num_taken)))
 
 
 def recorded_bytes(r: Recording) -> int:

@@ -10,7 +10,7 @@ from cavs_core.mxnet_compat import autograd, gluon, mx
 
 TOLERANCE = {"float32": dict(rtol=2e-4, atol=2e-5), "float64": dict(rtol=1e-8, atol=1e-10)}
 # adam divides by the size of the gradient; a large epsilon keeps it from making rounding errors large
-OPTIMISERS = {"sgd": {"learning_rate": 0.2}, "adam": {"learning_rate": 0.05, "epsilon": 1e-2}}
+OPTIMISERS = {"sgd": {"learning_rate": 0.05}, "adam": {"learning_rate": 0.05, "epsilon": 1e-2}}
 
 
 class OperatorCounter(Listener):

@@ -117,8 +117,8 @@ def test_sentences_of_different_lengths_share_launches(layers):
     titles = [x.title for x in scope.flushes[0].launches]
     assert len(titles) == len(set(titles)) or scope.stats.launches <= 9
     by_title = {x.title: x for x in scope.flushes[0].launches}
-    assert by_title["Embedding"].calls == 5 and by_title["Embedding"].rows == 19
-    assert by_title["FullyConnected"].rows == 19
+    whole = next(x for title, x in by_title.items() if title.startswith("Embedding + "))
+    assert whole.rows == 19 and whole.calls % 5 == 0
 
 
 def test_parts_of_a_value_are_named_without_a_launch(layers):

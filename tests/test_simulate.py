@@ -133,10 +133,13 @@ class CarryingNode(gluon.HybridBlock):
         return h, c, self.cross_entropy(self.out(h), label) + below_left + below_right
 
 
-class CarryingTreeLSTM(treelstm_sst.VertexTreeLSTM):
+class CarryingTreeLSTM(treelstm_sst.TreeLSTM):
     def __init__(self, workload):
         super().__init__(workload)
-        self.at_node = CarryingNode(self)
+        self.at_leaf, self.at_node = treelstm_sst.LeafVertex(self), CarryingNode(self)
+
+    def prepare(self, tree):
+        return tree
 
     def forward(self, tree):
         states = []
@@ -144,6 +147,9 @@ class CarryingTreeLSTM(treelstm_sst.VertexTreeLSTM):
             states.append(self.at_leaf(word, label) if left < 0 else
                           self.at_node(label, states[left], states[right]))
         return states[-1][2]
+
+    def losses(self, batch):
+        return [self(tree) for tree in batch]
 
 
 def _sst_sample(made):

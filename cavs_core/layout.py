@@ -199,9 +199,10 @@ class Layout:
         """What the numbers of rows take: reads, edges and messages."""
         arrays = [read.rows.rows for part in self.classes for read in part.reads.values()]
         arrays += [part.external.rows for part in self.classes]
-        arrays += [a for part in self.classes if part.edges is not None for a in (part.edges.indptr, part.edges.row)]
+        arrays += [part.edges.indptr for part in self.classes if part.edges is not None]
         arrays += [a for m in self.messages for a in (m.pull.rows, m.segments.indptr)]
-        return sum(a.nbytes for a in {id(a): a for a in arrays}.values())
+        edges = 8 * sum(part.whole.num_edges for part in self.classes)      # the row of each, which may not exist yet
+        return edges + sum(a.nbytes for a in {id(a): a for a in arrays}.values())
 
 
 def offsets_of(counts: IntArray) -> IntArray:

@@ -101,6 +101,8 @@ class Scan:
     operand_offsets: Any        # operands of call i: operand_offsets[i]:operand_offsets[i + 1]
     value_offsets: Any          # values of call i: value_offsets[i]:value_offsets[i + 1]
     maker: Any                  # of each value: the call that made it
+    source: Any                 # of each operand: the call that made what it is (part of), through aliases; -1: a leaf
+    output: Any                 # of each operand: which output of that call
 
 
 def scan(r: Recording) -> Scan:
@@ -110,11 +112,12 @@ def scan(r: Recording) -> Scan:
     operand_offsets = offsets_of((num_columns - slots)[r.call_class] + r.call_count * slots[r.call_class])
     value_offsets = offsets_of(num_outputs[r.call_class])
     column_offsets = offsets_of(num_columns)
-    depth, active, first, same, pending, wanted, maker = _scan(
+    depth, active, first, same, pending, wanted, maker, source, output = _scan(
         r.call_class, operand_offsets, value_offsets, column_offsets, slots, r.operands,
         r.per_class(lambda c: c.recorded, bool), r.per_class(lambda c: c.owns_wanted, bool),
         r.per_class(lambda c: c.alias), r.leaf_wanted)
-    return Scan(depth, active, first, same, pending, wanted, column_offsets, operand_offsets, value_offsets, maker)
+    return Scan(depth, active, first, same, pending, wanted, column_offsets, operand_offsets, value_offsets, maker,
+                source, output)
 
 
 @njit(cache=True, nogil=True)
@@ -135,6 +138,7 @@ def _scan(call_class, operand_offsets, value_offsets, column_offsets, slots, ope
     same = np.ones(num_columns, np.bool_)
     pending = np.zeros(num_columns, np.bool_)
     wanted = np.zeros(num_columns, np.bool_)
+    source, output = np.full(len(operands), -1, np.int64), np.zeros(len(operands), np.int64)
     for i in range(num_calls):
         c = call_class[i]
         d, flows = (0 if alias[c] < 0 else -1), owns_wanted[c]      # part of a leaf is as early as the leaf
@@ -148,6 +152,10 @@ def _scan(call_class, operand_offsets, value_offsets, column_offsets, slots, ope
                 same[column] = False
             if token >= 0:
                 producer = maker[token]
+                source[j], output[j] = producer, token - value_offsets[producer]
+                if alias[call_class[producer]] >= 0:        # part of its first operand; of others it knows the shape
+                    whole = operand_offsets[producer]
+                    source[j], output[j] = source[whole], output[whole]
                 d = max(d, depth[producer] + (1 if alias[c] < 0 else 0))
                 pending[column] = True
                 arrives = active[producer]
@@ -160,7 +168,7 @@ def _scan(call_class, operand_offsets, value_offsets, column_offsets, slots, ope
         active[i] = flows and recorded[c]
         for v in range(value_offsets[i], value_offsets[i + 1]):
             maker[v] = i
-    return depth, active, first, same, pending, wanted, maker
+    return depth, active, first, same, pending, wanted, maker, source, output
 
 
 def reached(r: Recording, s: Scan, values: Any) -> tuple[Any, Any]:
@@ -217,28 +225,10 @@ class Grouping:
 def problem_of(r: Recording, s: Scan, launch_us: Any, row_us: Any) -> Problem:
     """What a policy needs to know; launch_us and row_us: float64 arrays, shape (classes,)."""
     aliases = r.per_class(lambda c: c.alias >= 0, bool)[r.call_class]
-    indptr, producers = _producers(s.operand_offsets, r.operands, s.maker, aliases)
-    return Problem(np.where(aliases, -1, r.call_class), r.call_width, indptr, producers, launch_us, row_us)
-
-
-@njit(cache=True, nogil=True)
-def _producers(operand_offsets, operands, maker, aliases):  # type: ignore[no-untyped-def]
-    """The calls that each call waits for: makers of its operands, and of what they are part of."""
-    indptr = np.zeros(len(aliases) + 1, np.int64)
-    producers = np.empty(len(operands), np.int64)
-    runs = np.empty(len(aliases), np.int64)         # the call that makes what a call gives; -1: an outside array
-    count = 0
-    for i in range(len(aliases)):
-        runs[i] = i
-        for j in range(operand_offsets[i], operand_offsets[i + 1]):
-            producer = runs[maker[operands[j]]] if operands[j] >= 0 else -1
-            if aliases[i]:
-                runs[i] = producer if j == operand_offsets[i] else runs[i]      # of others it only knows the shape
-            elif producer >= 0:
-                producers[count] = producer
-                count += 1
-        indptr[i + 1] = count
-    return indptr, producers[:count]
+    reader = np.repeat(np.arange(len(aliases)), np.diff(s.operand_offsets))
+    waits = (s.source >= 0) & ~aliases[reader]
+    indptr = offsets_of(np.bincount(reader[waits], minlength=len(aliases)))
+    return Problem(np.where(aliases, -1, r.call_class), r.call_width, indptr, s.source[waits], launch_us, row_us)
 
 
 def group(r: Recording, s: Scan, num_buffers: int, launch: Any) -> Grouping:

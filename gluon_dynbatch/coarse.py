@@ -119,7 +119,7 @@ def compositions_of(r: Recording, s: Scan, groups: Groups, held: Any, looks: Any
     most = int(num_outputs.max())
     part, num_parts, call_of, member_offsets, codes, code_offsets = _describe(
         groups.of_launch, groups.follows, groups.times, groups.member, groups.role, groups.order, groups.offsets,
-        r.call_class, s.operand_offsets, groups.source, groups.output, most)
+        r.call_class, s.operand_offsets, s.source, s.output, most)
     numbers: dict[bytes, int] = {}
     of_launch = np.full(len(num_parts), -1, np.int64)
     found: list[Composition] = []
@@ -134,7 +134,7 @@ def compositions_of(r: Recording, s: Scan, groups: Groups, held: Any, looks: Any
                         for k in range(len(reads))], np.int64)
     same = np.where(inside, INSIDE, _first_alike(operands, parts, looks[columns]))
     exported = np.zeros(int(outputs[-1]), bool)
-    _survey(r.call_class, s.operand_offsets, r.operands, s.value_offsets, s.maker, groups.source, groups.of_launch,
+    _survey(r.call_class, s.operand_offsets, r.operands, s.value_offsets, s.maker, s.source, groups.of_launch,
             _launches(r, groups), part, of_launch, parts, outputs, operands, held,
             r.per_class(lambda c: c.alias >= 0, bool), call_of, member_offsets, num_parts, exported, same)
     for a, b in zip(outputs[parts], outputs[parts[1:]]):
@@ -298,7 +298,7 @@ def coarsen(r: Recording, s: Scan, groups: Groups, compositions: Compositions, f
     chosen = np.array([first == k for face in faces for k, first in enumerate(face.same)], bool)
     call_class, call_width, call_count, tokens, new_launch, value_of = _coarsen(
         r.call_class, r.call_width, r.call_count, s.operand_offsets, r.operands, s.value_offsets, launch,
-        groups.of_launch, groups.place, groups.order, groups.offsets, groups.source,
+        groups.of_launch, groups.place, groups.order, groups.offsets, s.source,
         r.per_class(lambda c: c.alias >= 0, bool), number, len(kept), compositions.of_launch, compositions.call_of,
         compositions.member_offsets, parts, outputs, operands, exported, chosen)
     classes = [r.classes[c] for c in kept.tolist()]

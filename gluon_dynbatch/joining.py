@@ -67,9 +67,6 @@ class Groups(NamedTuple):
         How many calls of the launch each member has.
     member, role : int64 arrays, shape (calls,)
     order, offsets : the calls of launch k are order[offsets[k]:offsets[k + 1]], by member, then by role
-    source, output : int64 arrays, shape (operands,)
-        The call that makes the operand (-1: an outside array), and which output of it; of what it is part of, where
-        calls only name rows.
     num_joined : launches of before that are now part of others
     """
 
@@ -81,8 +78,6 @@ class Groups(NamedTuple):
     role: Any
     order: Any
     offsets: Any
-    source: Any
-    output: Any
     num_joined: int
 
 
@@ -106,12 +101,13 @@ def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any) -
     num_launches = int(launch.max()) + 1
     order = np.argsort(launch, kind="stable")[int((launch < 0).sum()):]
     bounds = offsets_of(np.bincount(launch[order], minlength=num_launches))
-    source, through, output = _sources(s.operand_offsets, r.operands, s.maker, s.value_offsets, aliases[r.call_class])
+    through = r.operands >= 0                           # .. by way of a call that only names rows
+    through[through] = aliases[r.call_class[s.maker[r.operands[through]]]]
     split = np.array([part for c in r.classes for part in c.split], bool)
-    calls = (r.call_class, r.call_width, s.operand_offsets, source, through, output)
+    calls = (r.call_class, r.call_width, s.operand_offsets, s.source, through, s.output)
     classes = (joinable, r.per_class(lambda c: c.recorded, bool), heavy, r.per_class(lambda c: any(c.split), bool),
                s.column_offsets, split)
-    readers, first_order = _readers(s.operand_offsets, source), order.copy()
+    readers, first_order = _readers(s.operand_offsets, s.source), order.copy()
     apart = np.zeros((len(r.classes), len(split)), bool)
     found = _grow(order, bounds, launch.copy(), calls, (*classes, apart), readers)
     if (found[1] >= 0).any():
@@ -126,26 +122,7 @@ def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any) -
     number[by_start] = np.arange(len(by_start))
     num_joined = num_launches - int((group == np.arange(len(group))).sum())
     return Groups(number[group[by_start]], number[follows[by_start]], place[by_start], times[by_start], member, role,
-                  order, np.append(starts[by_start], len(order)), source, output, num_joined)
-
-
-@njit(cache=True, nogil=True)
-def _sources(operand_offsets, operands, maker, value_offsets, aliases):  # type: ignore[no-untyped-def]
-    """Of each operand: the call that makes it, whether others name part of that in between, and which output it is."""
-    num_calls = len(aliases)
-    runs, made = np.empty(num_calls, np.int64), np.empty(num_calls, np.int64)
-    source, output = np.full(len(operands), -1, np.int64), np.zeros(len(operands), np.int64)
-    through = np.zeros(len(operands), np.bool_)
-    for i in range(num_calls):
-        for j in range(operand_offsets[i], operand_offsets[i + 1]):
-            if operands[j] >= 0:
-                producer = maker[operands[j]]
-                through[j] = aliases[producer]
-                source[j] = runs[producer] if aliases[producer] else producer
-                output[j] = made[producer] if aliases[producer] else operands[j] - value_offsets[producer]
-        if aliases[i]:
-            runs[i], made[i] = source[operand_offsets[i]], output[operand_offsets[i]]
-    return source, through, output
+                  order, np.append(starts[by_start], len(order)), num_joined)
 
 
 @njit(cache=True, nogil=True)

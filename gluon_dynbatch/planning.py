@@ -90,7 +90,8 @@ class Planned:
     def num_bytes(self) -> int:
         """What the analyzer's arrays take; those of the layout are the run's."""
         g, scans = self.grouping, [self.scan, *[s for s in [self.ran.scan] if s is not self.scan]]
-        arrays = (*[a for s in scans for a in (s.depth, s.active, s.operand_offsets, s.value_offsets, s.maker)],
+        arrays = (*[a for s in scans for a in (
+                      s.depth, s.active, s.operand_offsets, s.value_offsets, s.maker, s.source, s.output)],
                   g.value_rows, g.value_buffers, g.leaf_rows, *[rows.calls for rows in g.classes])
         return sum(a.nbytes for a in arrays)
 
@@ -103,7 +104,7 @@ class PlanCache:
 
     def __init__(self, max_bytes: int = 64 << 20):
         self.max_bytes, self.num_bytes = max_bytes, 0
-        self._plans: OrderedDict[Any, tuple[list[Any], Planned, int]] = OrderedDict()
+        self._plans: OrderedDict[Any, tuple[list[Any], Planned, int, list[int]]] = OrderedDict()    # .., ids of blocks
         self._of_block: dict[int, set[Any]] = {}        # id of a block -> keys of its plans
         self._lock = threading.RLock()                  # a block may die while a plan is put
 
@@ -125,7 +126,7 @@ class PlanCache:
             return
         with self._lock:
             self._drop([key])
-            self._plans[key] = list(arrays), plan, size
+            self._plans[key] = list(arrays), plan, size, [id(block) for block in blocks]
             self.num_bytes += size
             for block in blocks:
                 if id(block) not in self._of_block:
@@ -141,7 +142,10 @@ class PlanCache:
 
     def _drop(self, keys: Iterable[Any]) -> None:
         for key in keys:
-            self.num_bytes -= self._plans.pop(key, ((), None, 0))[2]
+            _, _, size, blocks = self._plans.pop(key, ((), None, 0, ()))
+            self.num_bytes -= size
+            for block in blocks:
+                self._of_block.get(block, set()).discard(key)
 
     def clear(self) -> None:
         with self._lock:

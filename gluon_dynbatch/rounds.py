@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from cavs_core import offsets_of
+
 from .analyzer import Recording, Scan, column_of
 
 __all__ = ["Rounds", "find_rounds"]
@@ -41,32 +43,22 @@ class Rounds:
 def find_rounds(r: Recording, s: Scan) -> Rounds:
     """Rings and rounds of what was recorded."""
     alias, slots = r.per_class(lambda c: c.alias), r.per_class(lambda c: c.slots)
-    num_outputs = r.per_class(lambda c: len(c.output_widths))
-    output_offsets = np.concatenate([[0], np.cumsum(num_outputs)])
-    reads = _reads(r.call_class, s.operand_offsets, s.value_offsets, r.operands, s.maker, alias, len(r.classes))
-    ring, of_class = _rings(reads)
-    columns, outputs = _inside(r.call_class, s.operand_offsets, s.value_offsets, s.column_offsets, output_offsets,
-                               slots, r.operands, s.maker, alias, ring)
+    output_offsets = offsets_of(r.per_class(lambda c: len(c.output_widths)))
+    ring, of_class = _rings(_reads(r.call_class, s.operand_offsets, s.source, alias))
+    columns, outputs = _inside(r.call_class, s.operand_offsets, s.source, s.output, s.column_offsets, output_offsets,
+                               slots, alias, ring)
     return Rounds(of_class, columns, np.split(outputs, output_offsets[1:-1]) if len(r.classes) else [])
 
 
 @njit(cache=True, nogil=True)
-def _reads(call_class, operand_offsets, value_offsets, operands, maker, alias, num_classes):  # type: ignore[no-untyped-def]
+def _reads(call_class, operand_offsets, source, alias):  # type: ignore[no-untyped-def]
     """reads[a, b]: whether a call of class b reads a value of class a."""
-    reads = np.zeros((num_classes, num_classes), np.bool_)
-    base = np.empty(value_offsets[-1], np.int64)
+    reads = np.zeros((len(alias), len(alias)), np.bool_)
     for i in range(len(call_class)):
-        c = call_class[i]
-        for j in range(operand_offsets[i], operand_offsets[i + 1]):
-            whole = base[operands[j]] if operands[j] >= 0 else -1
-            if alias[c] >= 0:
-                if j == operand_offsets[i]:
-                    base[value_offsets[i]] = whole
-            elif whole >= 0:
-                reads[call_class[maker[whole]], c] = True
-        if alias[c] < 0:
-            for v in range(value_offsets[i], value_offsets[i + 1]):
-                base[v] = v
+        if alias[call_class[i]] < 0:
+            for j in range(operand_offsets[i], operand_offsets[i + 1]):
+                if source[j] >= 0:
+                    reads[call_class[source[j]], call_class[i]] = True
     return reads
 
 
@@ -127,25 +119,18 @@ def _rings(reads):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _inside(call_class, operand_offsets, value_offsets, column_offsets, output_offsets, slots,  # type: ignore[no-untyped-def]
-            operands, maker, alias, ring):
+def _inside(call_class, operand_offsets, source, output, column_offsets, output_offsets, slots,  # type: ignore[no-untyped-def]
+            alias, ring):
     """The columns that read inside a ring, and the outputs that are read so."""
     columns = np.zeros(column_offsets[-1], np.bool_)
     outputs = np.zeros(output_offsets[-1], np.bool_)
-    base = np.empty(value_offsets[-1], np.int64)
     for i in range(len(call_class)):
         c = call_class[i]
+        if alias[c] >= 0:
+            continue
         num_columns = column_offsets[c + 1] - column_offsets[c]
         for j in range(operand_offsets[i], operand_offsets[i + 1]):
-            whole = base[operands[j]] if operands[j] >= 0 else -1
-            if alias[c] >= 0:
-                if j == operand_offsets[i]:
-                    base[value_offsets[i]] = whole
-            elif whole >= 0 and ring[call_class[maker[whole]]] == ring[c]:
+            if source[j] >= 0 and ring[call_class[source[j]]] == ring[c]:
                 columns[column_offsets[c] + column_of(j - operand_offsets[i], num_columns, slots[c])] = True
-                maker_class = call_class[maker[whole]]
-                outputs[output_offsets[maker_class] + whole - value_offsets[maker[whole]]] = True
-        if alias[c] < 0:
-            for v in range(value_offsets[i], value_offsets[i + 1]):
-                base[v] = v
+                outputs[output_offsets[call_class[source[j]]] + output[j]] = True
     return columns, outputs

@@ -166,6 +166,14 @@ def test_columns_read_the_rows_of_their_tokens(drawn):
             assert np.diff(rows.edge_offsets).tolist() == [len(calls[i][2]) - fixed for i in rows.calls.tolist()]
 
 
+def test_sources_are_found_through_parts_of_values():
+    """A part of a part of the second output of call 0; and a part of a leaf."""
+    classes = [info(outputs=2), info(alias=0), info(operands=2, alias=0), info(operands=2)]
+    calls = [(0, 1, [-1]), (1, 1, [1]), (2, 1, [2, 0]), (1, 1, [-1]), (3, 1, [3, 4])]
+    s = scan(recording(classes, calls, num_leaves=1))
+    assert s.source.tolist() == [-1, 0, 0, 0, -1, 0, -1] and s.output[[1, 2, 3, 5]].tolist() == [1, 1, 0, 1]
+
+
 @pytest.mark.parametrize("length", [100_000])
 def test_a_long_chain_is_scanned_without_recursion(length):
     calls = [(0, 1, [-1])] + [(0, 1, [k]) for k in range(length - 1)]

@@ -270,6 +270,20 @@ def test_auto_learns_at_op_grain_too():
     assert len(AUTO._models[model].us_a_call[Method("depth", "op")]) >= 2
 
 
+def test_what_is_known_of_a_block_does_not_grow_with_the_steps():
+    """In training every mini-batch is a new structure: its plan goes some day, and its key with it."""
+    class Block:
+        pass
+
+    cache, block = PlanCache(max_bytes=4 * 8 * 30), Block()
+    for k in range(100):
+        cache.put(k, [np.full(10, k)], k, [block])
+    assert len(cache) == 3 and cache._of_block[id(block)] == {97, 98, 99}
+    del block
+    gc.collect()
+    assert len(cache) == 0 and not cache._of_block
+
+
 def test_plans_go_with_their_blocks():
     PLANS.clear()
     net = make_net()

@@ -132,8 +132,7 @@ class Run:
                         cls.stored[value] = (pulls[source], first, 1)
             first += cls.layout.whole.num_rows
         self._run_phases([c.plan.backward or _NOTHING for c in self._all],
-                         [c.plan.backward_inputs for c in self._all],
-                         [(classes, order[::-1]) for classes, order in reversed(self.layout.rounds)])
+                         [c.plan.backward_inputs for c in self._all], self.layout.backward_rounds)
         grads = self._shared_grads(wanted)
         for source, target in (targets or {}).items():
             if source in grads:

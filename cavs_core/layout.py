@@ -181,7 +181,7 @@ class Layout:
     row_specs: list[Spec] | None = None     # of each buffer; None: those of the outputs that are written to it
     round_of: list[int] | None = None       # of each class; None: there is one round
 
-    @property
+    @cached_property
     def rounds(self) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """Round after round: its classes, and its part of `order`. A round begins when the one before it has ended."""
         if self.round_of is None:
@@ -193,6 +193,11 @@ class Layout:
         for c, k in self.order:
             found[self.round_of[c]][1].append((c, k))
         return found
+
+    @property
+    def backward_rounds(self) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """The same for a backward pass: all from the last to the first."""
+        return [(classes, order[::-1]) for classes, order in reversed(self.rounds)]
 
     @property
     def index_bytes(self) -> int:

@@ -35,7 +35,7 @@ class Sample:
     calls: int = 0
     analyze_ms: float = 0.0
     ms: float = 0.0                 # all of it
-    known: bool = False             # whether the plan was in the cache: its analysis does not tell anything
+    known: bool = False             # whether the plan was in the cache
     counts: bool = True             # whether it tells anything: not if something was compiled
 
 

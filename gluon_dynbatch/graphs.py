@@ -49,16 +49,14 @@ def plan_graphs(problem: Problem, policy: Policy) -> Any:
     first: dict[Any, int] = {}                      # structure -> its first launch
     num_launches = 0
     for start, stop in zip(bounds, bounds[1:]):
-        edges = slice(problem.indptr[start], problem.indptr[stop])
-        structure = (policy.name, problem.call_class[start:stop].tobytes(), problem.call_rows[start:stop].tobytes(),
-                     (problem.indptr[start:stop + 1] - problem.indptr[start]).tobytes(),
-                     (problem.producers[edges] - start).tobytes(), problem.launch_us.tobytes())
+        first_edge, last_edge = problem.indptr[start], problem.indptr[stop]
+        arrays = (problem.call_class[start:stop], problem.call_rows[start:stop],
+                  problem.indptr[start:stop + 1] - first_edge, problem.producers[first_edge:last_edge] - start,
+                  problem.launch_us, problem.row_us)
+        structure = (policy.name, *[array.tobytes() for array in arrays])
         plan = _known.get(structure)
         if plan is None:
-            plan = _known[structure] = policy.plan(Problem(
-                problem.call_class[start:stop], problem.call_rows[start:stop],
-                problem.indptr[start:stop + 1] - problem.indptr[start], problem.producers[edges] - start,
-                problem.launch_us, problem.row_us))
+            plan = _known[structure] = policy.plan(Problem(*arrays))
             while len(_known) > _MOST_KNOWN:
                 _known.popitem(last=False)
         if structure not in first:

@@ -149,7 +149,7 @@ class NativeRun:
                                        if isinstance(s, Pull) and self._having(s)}
         self._own(1)
         self._draw(range(3, 6))
-        self._execute(1, [(classes, order[::-1]) for classes, order in reversed(self.layout.rounds)])
+        self._execute(1, self.layout.backward_rounds)
         self._add_values()
         self._addresses = forward
         del self._held[held:]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from .backends.targets import WRITTEN, Target
@@ -50,9 +51,9 @@ class Run:
         self._indices: dict[int, Any] = {}
         self._reshaped: dict[Any, Any] = {}
 
-    def peak_bytes(self) -> int:
-        """An estimate of the memory that the run will hold at its peak; nothing is allocated yet."""
-        return peak_bytes([c.plan for c in self._all], self.layout)
+    def estimate(self) -> Callable[[], int]:
+        """A function that estimates the memory that the run holds at its peak; it does not hold the run."""
+        return partial(peak_bytes, [c.plan for c in self._all], self.layout)
 
     # ---- forward -----------------------------------------------------------------------------
 

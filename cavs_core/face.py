@@ -161,7 +161,7 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     native, stats.fallback = runs_natively(layout, planned.plans, ctx, backend)
     execution = make_run(native, layout, planned.plans, ctx, bound, fills)
     position = RowIndex(scheduled.position)
-    stats.peak_bytes = execution.peak_bytes() + _outside_bytes(graph, scheduled, vertex, recording)
+    stats.peak_bytes = execution.estimate()() + _outside_bytes(graph, scheduled, vertex, recording)
     with autograd.pause(train_mode=autograd.is_training()):
         execution.forward()
         pushed = [_in_vertex_order(execution, place, position, vertex.program.specs[v])

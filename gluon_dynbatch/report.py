@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -33,7 +33,12 @@ class Stats:
     predicted_execute_ms: float = 0.0   # by the cost model, before they ran
     predicted_backward_ms: float = 0.0  # of the flushes whose backward pass has run
     methods: dict[str, int] = field(default_factory=dict)       # policy and grain -> flushes
-    peak_bytes: int = 0                 # estimate of the largest flush: recording, plan and run
+    estimates: list[Callable[[], int]] = field(default_factory=list, repr=False)        # bytes of each flush
+
+    @property
+    def peak_bytes(self) -> int:
+        """An estimate of the memory of the largest flush: recording, plan and run. Worked out when somebody asks."""
+        return max((estimate() for estimate in self.estimates), default=0)
 
     def __str__(self) -> str:
         joined = f", {self.joined} joined" if self.joined else ""

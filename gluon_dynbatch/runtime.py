@@ -48,7 +48,8 @@ def run_calls(calls: Any, reason: str) -> Flushed:
         fills = _fills(leaves, grouping, recording, buffers, native)
         stats.leaves_ms += (time.perf_counter() - stacking) * 1e3
         run = make_run(native, layout, plans, context, arrays, fills)
-        stats.peak_bytes = max(stats.peak_bytes, run.peak_bytes() + recorded_bytes(recording) + planned.num_bytes)
+        of_run = run.estimate()
+        stats.estimates.append(lambda: of_run() + recorded_bytes(recording) + planned.num_bytes)
         run.forward()
     finished = time.perf_counter()
     note_seconds(plans, finished - analyzed)

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gluon_dynbatch as gdb
+from cavs_core.backends.native_cpu.run import NativeRun
+from cavs_core.executor import Run
 from cavs_core.mxnet_compat import autograd, gluon, mx
 from gluon_dynbatch.choose import AUTO
 from gluon_dynbatch.graphs import plan_graphs, samples_of
@@ -234,6 +236,15 @@ def test_stats_name_the_method_and_show_predictions():
     assert "cost at vertex grain" in scope.explain()
     assert scope.stats.predicted_execute_ms > 0 and scope.stats.predicted_backward_ms > 0
     assert "predicted" in str(scope.stats)
+
+
+@pytest.mark.parametrize("backend", ["mxnet", "native"])
+def test_memory_estimate_grows_with_the_calls_and_does_not_hold_the_run(backend):
+    net = make_net()
+    few, many = (step(net, [5] * n, policy="depth", backend=backend)[2].stats for n in (50, 100))
+    assert 1.8 < many.peak_bytes / few.peak_bytes < 2.2
+    held = gc.get_referents(*[cell.cell_contents for cell in many.estimates[0].__closure__])
+    assert not any(isinstance(x, (Run, NativeRun)) for x in held)
 
 
 @pytest.mark.parametrize("wrong", [dict(policy="fast"), dict(granularity="kernel"), dict(analysis_budget=0),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,11 +43,9 @@ class NativeRun:
         self._passing: list[Block] = []         # memory of the last backward pass
         weakref.finalize(self, _give_back, self._kept, self._saved, self._passing)
 
-    def peak_bytes(self) -> int:
-        """An estimate of the memory that the run will hold at its peak; nothing is allocated yet."""
-        own = sum(int(memory.sizes(part).sum()) for prepared, part in zip(self._prepared, self.layout.classes)
-                  for memory in prepared.memory if part.whole.num_rows)
-        return own + buffer_bytes(self.plans, self.layout) + self.layout.index_bytes
+    def estimate(self) -> Callable[[], int]:
+        """A function that estimates the memory that the run holds at its peak; it does not hold the run."""
+        return partial(_peak_bytes, self._prepared, self.plans, self.layout)
 
     def free(self) -> None:
         """Give back what only a backward pass needs."""
@@ -351,6 +350,12 @@ class NativeRun:
         unasked = self._pull_buffer(source)
         self._held.append(unasked)
         return _row_address(unasked, first)
+
+
+def _peak_bytes(prepared: Sequence[Any], plans: Sequence[ClassPlan], layout: Layout) -> int:
+    own = sum(int(memory.sizes(part).sum()) for p, part in zip(prepared, layout.classes) for memory in p.memory
+              if part.whole.num_rows)
+    return own + buffer_bytes(plans, layout) + layout.index_bytes
 
 
 def _give_back(*lists: list[Block]) -> None:

@@ -10,7 +10,7 @@ from cavs_core.mxnet_compat import autograd, gluon, mx
 
 TOLERANCE = {"float32": dict(rtol=2e-4, atol=2e-5), "float64": dict(rtol=1e-8, atol=1e-10)}
 # adam divides by the size of the gradient; a large epsilon keeps it from making rounding errors large
-OPTIMISERS = {"sgd": {"learning_rate": 0.05}, "adam": {"learning_rate": 0.05, "epsilon": 1e-2}}
+OPTIMISERS = {"sgd": {"learning_rate": 0.2}, "adam": {"learning_rate": 0.05, "epsilon": 1e-2}}
 
 
 class OperatorCounter(Listener):
@@ -57,7 +57,8 @@ def train(case, samples, dtype, optimiser="sgd", steps=3, batched=True, net=None
             losses = [loss for _, loss in results]
             total = sum(losses) if optimiser == "adam" else None
         autograd.backward(losses) if total is None else total.backward()
-        trainer = trainer or gluon.Trainer(net.collect_params(), optimiser, OPTIMISERS[optimiser])
+        trainer = trainer or gluon.Trainer(net.collect_params(), optimiser, {
+            **OPTIMISERS[optimiser], **case.options.get(optimiser, {})})
         if step == 0:
             found.update(compared(net, results))
         trainer.step(len(samples))

@@ -1,4 +1,9 @@
-"""Where an NDArray on the CPU keeps its elements."""
+"""Where an NDArray on the CPU keeps its elements.
+
+Asking is only safe once the array is there. MXNet gives the result of an operator its memory when the operator starts,
+or when somebody asks for the address, whichever comes first, without a lock: where both come at once there are two
+memories, and what the operator writes is lost. So everybody waits for the array first.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +36,13 @@ def array_at(address: int, shape: tuple[int, ...], dtype: Any, keeper: Any = Non
 
 
 def address_of_data(array: Any) -> int:
-    """The address of the first element; whoever reads there waits for the array first."""
+    """The address of the first element, once what is written to the array is there."""
+    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToRead(array.handle))
     pointer = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     return pointer.value or 0
 
 
 def view_of_data(array: Any) -> np.ndarray:
-    """The memory itself as a numpy array that keeps the NDArray alive; it waits for nothing."""
+    """The memory itself as a numpy array that keeps the NDArray alive, once what is written to the array is there."""
     return array_at(address_of_data(array), array.shape, array.dtype, array)

@@ -63,6 +63,7 @@ class TapeBridge:
         self._inputs = list(inputs)
         self._outputs = {x.handle.value: k for k, x in enumerate(outputs)}
         self._begun = [True] * len(outputs)
+        self._memory: list[int] = []            # of the inputs' own gradients, in a pass that may leave some untouched
         self._thread = threading.get_ident()
         self._callbacks = (_BACKWARD(self._on_backward), _DELETE(self._on_delete))
         functions = (ctypes.CFUNCTYPE(ctypes.c_int) * 2)(
@@ -97,21 +98,28 @@ class TapeBridge:
             return None
         return [handle in begun for handle in self._outputs]
 
+    def expect(self, begins: list[bool] | None) -> None:
+        """A pass is about to begin, at these outputs or nobody knows where."""
+        self._begun = begins or [True] * len(self._outputs)
+        # Asked now: the callback must not wait for an array that it is there to write.
+        self._memory = [] if all(self._begun) else [
+            0 if x.grad is None else address_of_data(x.grad) for x in self._inputs]
+
     def _on_backward(self, num_ograds, num_igrads, pointers, reqs, is_train, _):
         try:
             # these handles are ours to free, which the NDArrays do
             arrays = [NDArray(ctypes.cast(pointers[i], NDArrayHandle)) for i in range(num_ograds + num_igrads)]
             reqs = [reqs[i] for i in range(num_igrads)]
             grads = self._backward(arrays[:num_ograds], [req != _NULL for req in reqs], self._begun)
-            for source, target, grad, req in zip(self._inputs, arrays[num_ograds:], grads, reqs):
+            for k, (target, grad, req) in enumerate(zip(arrays[num_ograds:], grads, reqs)):
                 if grad is UNTOUCHED:
-                    if req == _ADD or _same_memory(source.grad, target):
+                    if req == _ADD or address_of_data(target) == self._memory[k]:
                         continue
                     grad = None                 # a temporary, which MXNet adds up with others
                 if req == _NULL or (req == _ADD and grad is None):
                     continue
                 if isinstance(grad, np.ndarray):
-                    memory = view_of_data(target)       # ours to write while the callback runs: nothing to wait for
+                    memory = view_of_data(target)       # ours to write while the callback runs
                     memory[...] = memory + grad.reshape(memory.shape) if req == _ADD else grad.reshape(memory.shape)
                 elif req == _ADD:
                     target += grad.reshape(target.shape)
@@ -144,10 +152,6 @@ def _before_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork)
-
-
-def _same_memory(x: Any, y: Any) -> bool:
-    return x is not None and address_of_data(x) == address_of_data(y)
 
 
 # ---- backward, wrapped -----------------------------------------------------------------------
@@ -223,7 +227,7 @@ def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool) -> Any:
     for node in nodes:
         # A pass from our own outputs alone begins nowhere else; one from later results may begin at any of them.
         begins = node.begins_at(heads)
-        node._begun = begins or [True] * len(node._outputs)
+        node.expect(begins)
         if begins is not None and all(begins):
             complete.add(id(node))
         keep = keep or (len(node._outputs) > 1 and id(node) not in complete)

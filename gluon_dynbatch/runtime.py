@@ -139,5 +139,4 @@ def _stacked(leaves: Leaves, mine: list[int], row: Any, native: bool) -> Any:
 
 def _elements(array: Any) -> Any:
     """The elements of an NDArray on the CPU, once they are there."""
-    array.wait_to_read()
     return view_of_data(array).ravel()

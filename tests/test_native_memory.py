@@ -7,7 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from cavs_core.backends.native_cpu.memory import Arena, address_of, data_address, view_of
+from cavs_core import address_of_data, view_of_data
+from cavs_core.backends.native_cpu.memory import Arena, address_of
 from cavs_core.mxnet_compat import mx
 
 
@@ -69,13 +70,13 @@ class TestArena:
 class TestArrays:
     def test_a_view_is_the_memory_itself(self):
         x = mx.nd.array(np.arange(6).reshape(2, 3), dtype="float64", ctx=mx.cpu())
-        view = view_of(x)
-        assert view.shape == (2, 3) and view.dtype == np.float64 and address_of(view) == data_address(x)
+        view = view_of_data(x)
+        assert view.shape == (2, 3) and view.dtype == np.float64 and address_of(view) == address_of_data(x)
         view[1, 2] = 9
         assert x.asnumpy()[1, 2] == 9
 
     def test_a_view_keeps_its_array(self):
-        view = view_of(mx.nd.ones((1000, 1000), ctx=mx.cpu()))
+        view = view_of_data(mx.nd.ones((1000, 1000), ctx=mx.cpu()))
         gc.collect()
         mx.nd.zeros((1000, 1000), ctx=mx.cpu()).wait_to_read()
         assert view.sum() == 10**6

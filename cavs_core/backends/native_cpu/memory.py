@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 import numpy as np
 
-from ...array_memory import address_of_data, view_of_data
-from ...mxnet_compat import mx
-
-__all__ = ["Arena", "ARENA", "Block", "address_of", "data_address", "view_of"]
+__all__ = ["Arena", "ARENA", "Block", "address_of"]
 
 _ALIGNMENT = 64
 _SMALLEST = 4096        # bytes of the smallest class
@@ -110,18 +106,6 @@ def _bytes_of(size: int) -> int:
 def address_of(array: np.ndarray) -> int:
     """Where an array's first element stands."""
     return array.__array_interface__["data"][0]
-
-
-def data_address(array: Any) -> int:
-    """Where the memory of an NDArray on the CPU begins, once what is written to it is there."""
-    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToRead(array.handle))
-    return address_of_data(array)
-
-
-def view_of(array: Any) -> np.ndarray:
-    """The memory of a dense NDArray on the CPU, once what is written to it is there."""
-    array.wait_to_read()
-    return view_of_data(array)
 
 
 ARENA = Arena()     # what everybody takes from

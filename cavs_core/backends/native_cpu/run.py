@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ...array_memory import array_at, view_of_data
+from ...array_memory import address_of_data, array_at, view_of_data
 from ...layout import ClassLayout, Layout, RowIndex
 from ...mxnet_compat import mx
 from ...plan import ClassPlan, buffer_bytes, buffer_specs
 from ...program import CHILD, SHARED, Pull, Spec
 from ..targets import WRITTEN, Target
 from .ir import ScatterOp
-from .memory import ARENA, Block, address_of, data_address, view_of
+from .memory import ARENA, Block, address_of
 from .prepare import prepare, size_of
 from .products import segment_sum
 from .stages import Stage, Sum
@@ -177,7 +177,7 @@ class NativeRun:
         if name in self._sparse:
             self._grads.setdefault(name, []).append((np.arange(len(value)), value.copy()))
         elif target is not None:
-            memory = view_of(target.array).reshape(value.shape)
+            memory = view_of_data(target.array).reshape(value.shape)
             memory[...] = memory + value if target.add or name in self._grads else value
             self._grads[name] = WRITTEN
         else:
@@ -247,7 +247,7 @@ class NativeRun:
         if target is not None:
             accumulate = target.add or name in self._grads
             self._grads[name] = WRITTEN
-            return data_address(target.array), accumulate
+            return address_of_data(target.array), accumulate
         accumulate = name in self._grads
         if not accumulate:
             spec = self.plans[c].specs[self.plans[c].grads[source][0]]
@@ -297,7 +297,7 @@ class NativeRun:
     def _hold(self, array: Any) -> int:
         """The address of an array, which is kept alive."""
         self._held.append(array)
-        return address_of(array) if isinstance(array, np.ndarray) else data_address(array)
+        return address_of(array) if isinstance(array, np.ndarray) else address_of_data(array)
 
     # Each kind of memory that operations name.
 
@@ -377,5 +377,5 @@ def _fill(array: Any, row: int, values: Any) -> None:
     if values is None:
         array[row] = 0
     else:
-        values = view_of(values) if isinstance(values, mx.nd.NDArray) else values
+        values = view_of_data(values) if isinstance(values, mx.nd.NDArray) else values
         array[row:row + len(values)] = values.reshape(-1, *array.shape[1:])

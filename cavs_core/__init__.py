@@ -3,7 +3,7 @@
 The names behind the comment in `__all__` are for those who build another face on the engine, as `gluon_dynbatch` does.
 """
 
-from .array_memory import address_of_data, view_of_data
+from .array_memory import address_of_data, array_at, view_of_data
 from .backends.choose import BACKENDS, make_run, note_seconds, runs_natively
 from .backends.mxnet_ops import MXNetBackend
 from .backends.native_cpu.kernel_cache import cache_folder
@@ -45,9 +45,9 @@ __all__ = [
     "Arg", "BACKENDS", "Builder", "CHILD", "ClassLayout", "ClassPlan", "Const", "Frame", "Gather", "GatherAll",
     "Layout", "LazyArray", "Leaf", "Listener", "MXNetBackend", "Param", "Place", "ROW", "Read", "RowIndex", "Run",
     "SHARED", "Segments", "Shared", "TapeBridge", "Target", "UNTOUCHED", "VertexProgram", "WRITTEN", "add_equal_rows",
-    "address_of_data", "agrees", "are_ready", "become_array", "cache_folder", "copy_arrays", "flatten", "inactive",
-    "kernel_sources", "listening", "lookup", "make_run", "map_nested", "needs_gradient", "note_seconds", "offsets_of",
-    "on_tape", "one_row_program", "own_outputs", "plan_class", "plan_messages", "respecified", "roll", "runs_natively",
-    "supports", "thread_state", "view_of_data", "wrap_backward",
+    "address_of_data", "agrees", "are_ready", "array_at", "become_array", "cache_folder", "copy_arrays", "flatten",
+    "inactive", "kernel_sources", "listening", "lookup", "make_run", "map_nested", "needs_gradient", "note_seconds",
+    "offsets_of", "on_tape", "one_row_program", "own_outputs", "plan_class", "plan_messages", "respecified", "roll",
+    "runs_natively", "supports", "thread_state", "view_of_data", "wrap_backward",
 ]
 __version__ = "0.1.0"

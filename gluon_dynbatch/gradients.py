@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import WRITTEN, Target, add_equal_rows, view_of_data
+from cavs_core import WRITTEN, Target, add_equal_rows, address_of_data, array_at, view_of_data
 from cavs_core.mxnet_compat import mx
 
 __all__ = ["as_arrays_like", "is_sparse", "target_of", "write_gradient"]
@@ -60,23 +60,20 @@ def _as_array(grad: Any, like: Any) -> Any:
 
 
 def _row_sparse(parts: Sequence[tuple[Any, Any]], like: Any) -> Any:
-    """Rows with their numbers, equal ones added up, as a row_sparse array."""
-    shape, ctx, dtype = like.shape, like.context, like.dtype
-    arrays: list[Any] = []
+    """Rows with their numbers, equal ones added up, as a row_sparse array on the CPU."""
+    sparse, shape, dtype = mx.nd.sparse, like.shape, like.dtype
+    made: list[Any] = []
 
     def rows(count: int) -> Any:
-        arrays.append(mx.nd.empty((count, *shape[1:]), ctx=mx.cpu(), dtype=dtype))
-        return view_of_data(arrays[0])
+        # What mx.nd.sparse.row_sparse_array does, without its checks and copies: rows are written where they belong.
+        made.append(sparse.RowSparseNDArray(
+            sparse._new_alloc_handle("row_sparse", shape, mx.cpu(), False, dtype, [np.int64], [(count,)])))
+        return array_at(address_of_data(made[0]), (count, *shape[1:]), dtype)
 
     if not sum(np.size(n) for n, _ in parts):
-        return mx.nd.sparse.zeros("row_sparse", shape, ctx=ctx, dtype=dtype)
-    kept = add_equal_rows(parts, rows)
-    arrays.append(mx.nd.empty(kept.shape, ctx=mx.cpu(), dtype=np.int64))
-    view_of_data(arrays[1])[...] = kept
-    # What mx.nd.sparse.row_sparse_array does, without its checks and copies.
-    sparse = mx.nd.sparse
-    handle = sparse._new_alloc_handle("row_sparse", shape, ctx, False, dtype, [np.int64], [kept.shape])
-    made = sparse.RowSparseNDArray(handle)
-    for array, part in zip(arrays, (-1, 0)):
-        mx.base.check_call(mx.base._LIB.MXNDArraySyncCopyFromNDArray(handle, array.handle, ctypes.c_int(part)))
-    return made
+        return sparse.zeros("row_sparse", shape, ctx=like.context, dtype=dtype)
+    kept = add_equal_rows(parts, shape[0], rows)
+    numbers = mx.nd.empty(kept.shape, ctx=mx.cpu(), dtype=np.int64)
+    view_of_data(numbers)[...] = kept
+    mx.base.check_call(mx.base._LIB.MXNDArraySyncCopyFromNDArray(made[0].handle, numbers.handle, ctypes.c_int(0)))
+    return made[0]

@@ -11,46 +11,65 @@ from numba import njit
 __all__ = ["add_equal_rows"]
 
 
-def add_equal_rows(parts: Sequence[tuple[Any, Any]], make: Any) -> Any:
+def add_equal_rows(parts: Sequence[tuple[Any, Any]], size: int, make: Any) -> Any:
     """Rows with their numbers; those of equal numbers are added up.
 
     Parameters
     ----------
     parts : (row numbers, rows) of each part
+    size : of the table; numbers outside of it count as its first or last, as a lookup takes them
     make : n -> an array of n rows that takes the sums
 
     Returns
     -------
     int64 array, the numbers that occur, ascending
     """
-    numbers = np.concatenate([np.ravel(n).astype(np.int64) for n, _ in parts] or [np.zeros(0, np.int64)])
-    order = np.argsort(numbers, kind="stable")
-    place, kept = _places(numbers, order)
+    numbers = [np.ravel(n) for n, _ in parts]
+    place = np.zeros(size, np.int32)
+    for part in numbers:
+        _mark(place, part)
+    kept = _kept(place)
     target = make(len(kept))
-    target[...] = 0
-    target, start = target.reshape(len(kept), -1), 0
-    for n, values in parts:
-        _add_rows(target, place[start:start + np.size(n)], values.reshape(np.size(n), -1))
-        start += np.size(n)
+    width = int(np.prod(target.shape[1:]))
+    for part, (_, values) in zip(numbers, parts):
+        _add_rows(target.reshape(-1, width), place, part, values.reshape(-1, width))
     return kept
 
 
 @njit(cache=True, nogil=True)
-def _places(numbers, order):  # type: ignore[no-untyped-def]
-    """For each number its place among the different ones, and these; `order` sorts the numbers."""
-    place, kept = np.empty_like(numbers), np.empty_like(numbers)
-    count = 0
-    for k in range(len(order)):
-        number = numbers[order[k]]
-        if k == 0 or number != kept[count - 1]:
-            kept[count] = number
-            count += 1
-        place[order[k]] = count - 1
-    return place, kept[:count]
+def _row(number, size):  # type: ignore[no-untyped-def]
+    return min(max(int(number), 0), size - 1)
 
 
 @njit(cache=True, nogil=True)
-def _add_rows(target, index, values):  # type: ignore[no-untyped-def]
-    for e in range(len(index)):
-        for j in range(target.shape[1]):
-            target[index[e], j] += values[e, j]
+def _mark(place, numbers):  # type: ignore[no-untyped-def]
+    for e in range(len(numbers)):
+        place[_row(numbers[e], len(place))] = 1
+
+
+@njit(cache=True, nogil=True)
+def _kept(place):  # type: ignore[no-untyped-def]
+    """The marked numbers; `place` becomes -1 - the place of each among them, which says that its row is still empty."""
+    count = 0
+    for k in range(len(place)):
+        count += place[k]
+    kept, count = np.empty(count, np.int64), 0
+    for k in range(len(place)):
+        if place[k]:
+            kept[count] = k
+            count += 1
+            place[k] = -count
+    return kept
+
+
+@njit(cache=True, nogil=True)
+def _add_rows(target, place, numbers, values):  # type: ignore[no-untyped-def]
+    for e in range(len(numbers)):
+        number = _row(numbers[e], len(place))
+        if place[number] < 0:
+            place[number] = -place[number]
+            target[place[number] - 1] = values[e]
+        else:
+            row, more = target[place[number] - 1], values[e]
+            for j in range(len(row)):
+                row[j] += more[j]

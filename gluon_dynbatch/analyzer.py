@@ -224,11 +224,24 @@ class Grouping:
 
 def problem_of(r: Recording, s: Scan, launch_us: Any, row_us: Any) -> Problem:
     """What a policy needs to know; launch_us and row_us: float64 arrays, shape (classes,)."""
-    aliases = r.per_class(lambda c: c.alias >= 0, bool)[r.call_class]
-    reader = np.repeat(np.arange(len(aliases)), np.diff(s.operand_offsets))
-    waits = (s.source >= 0) & ~aliases[reader]
-    indptr = offsets_of(np.bincount(reader[waits], minlength=len(aliases)))
-    return Problem(np.where(aliases, -1, r.call_class), r.call_width, indptr, s.source[waits], launch_us, row_us)
+    call_class, indptr, producers = _waits(r.call_class, r.per_class(lambda c: c.alias), s.operand_offsets, s.source)
+    return Problem(call_class, r.call_width, indptr, producers, launch_us, row_us)
+
+
+@njit(cache=True, nogil=True)
+def _waits(call_class, alias, operand_offsets, source):  # type: ignore[no-untyped-def]
+    """The class of each call, -1 for aliases, and the calls that it waits for."""
+    runs, indptr = np.full(len(call_class), -1, np.int64), np.zeros(len(call_class) + 1, np.int64)
+    producers, count = np.empty(len(source), np.int64), 0
+    for i in range(len(call_class)):
+        if alias[call_class[i]] < 0:
+            runs[i] = call_class[i]
+            for j in range(operand_offsets[i], operand_offsets[i + 1]):
+                if source[j] >= 0:
+                    producers[count] = source[j]
+                    count += 1
+        indptr[i + 1] = count
+    return runs, indptr, producers[:count]
 
 
 def group(r: Recording, s: Scan, num_buffers: int, launch: Any) -> Grouping:
@@ -241,30 +254,35 @@ def group(r: Recording, s: Scan, num_buffers: int, launch: Any) -> Grouping:
     launch : int64 array, shape (calls,)
         The launch that runs each call, in the order of the run, as a policy gives it; -1 for aliases.
     """
-    num_classes = len(r.classes)
-    by_key = np.argsort(r.call_class * (len(launch) + 1) + launch, kind="stable")
-    class_offsets = offsets_of(np.bincount(r.call_class, minlength=num_classes))
-    calls = [by_key[class_offsets[c]:class_offsets[c + 1]] for c in range(num_classes)]
-    position = np.empty(len(by_key), np.int64)          # of each call, inside its class
-    for mine in calls:
-        position[mine] = offsets_of(r.call_width[mine])[:-1]
+    alias, slots = r.per_class(lambda c: c.alias), r.per_class(lambda c: c.slots)
+    by_class, class_offsets, position, launch_class, launch_rank, launch_offsets, row_offsets, call_offsets = _arrange(
+        r.call_class, r.call_width, launch, alias)
+    ends = class_offsets.tolist()
+    calls = [by_class[start:stop] for start, stop in zip(ends, ends[1:])]
+    ends = launch_offsets.tolist()          # a class has one offset more than launches
+    offsets, call_offsets = ([part[start + c:stop + c + 1] for c, (start, stop) in enumerate(zip(ends, ends[1:]))]
+                             for part in (row_offsets, call_offsets))
 
-    shared = [{k: int(-1 - s.first[col]) for k, col in enumerate(range(*s.column_offsets[c:c + 2]))
-               if s.same[col] and not s.pending[col] and not r.classes[c].split[k] and r.classes[c].alias < 0
-               and k < len(r.classes[c].operand_widths) - r.classes[c].slots}
-              for c in range(num_classes)]
-    leaf_rows, leaf_counts = _place_leaves(r, s, shared, num_buffers)
+    may_share = np.array([info.alias < 0 and not split and k < len(info.split) - info.slots
+                          for info in r.classes for k, split in enumerate(info.split)], bool)
+    is_shared = s.same & ~s.pending & may_share
+    shared: list[dict[int, int]] = [{} for _ in r.classes]
+    for col, c in zip(np.flatnonzero(is_shared).tolist(),
+                      (np.searchsorted(s.column_offsets, np.flatnonzero(is_shared), "right") - 1).tolist()):
+        shared[c][col - int(s.column_offsets[c])] = int(-1 - s.first[col])
+    leaf_rows, counts = _place_leaves(r.call_class, s.operand_offsets, s.column_offsets, slots, r.operands, ~is_shared,
+                                      r.leaf_buffers, r.leaf_widths, num_buffers)
+    leaf_counts = counts.tolist()
 
-    rows, launches = list(leaf_counts), []
+    rows = list(leaf_counts)
     bases: list[list[int]] = []
     chunks = [[0, n] if n else [0] for n in leaf_counts]
-    for mine, info in zip(calls, r.classes):
-        launches.append(_launches(r, launch[mine], mine, info))
+    for mine, info in zip(offsets, r.classes):
         bases.append([])
         for buffer, width in zip(info.output_buffers, info.output_widths) if info.alias < 0 else ():
             bases[-1].append(rows[buffer])
-            chunks[buffer].extend((rows[buffer] + launches[-1][0][1:] * width).tolist())
-            rows[buffer] += int(launches[-1][0][-1]) * width
+            chunks[buffer].extend((rows[buffer] + mine[1:] * width).tolist())
+            rows[buffer] += int(mine[-1]) * width
 
     value_rows, value_buffers, operand_rows = _place_values(r, s, position, bases, leaf_rows)
     classes = []
@@ -280,50 +298,86 @@ def group(r: Recording, s: Scan, num_buffers: int, launch: Any) -> Grouping:
             first = np.repeat(operands + fixed - edges[:-1] * info.slots, count) + np.arange(edges[-1]) * info.slots
             columns.update({fixed + k: operand_rows[first + k] for k in range(info.slots)})
             edges = None if info.split[-1] else edges
-        offsets, call_offsets, _ = launches[c]
-        depths = s.depth[calls[c][call_offsets[:-1]]]
-        classes.append(ClassRows(calls[c], offsets, call_offsets, depths, columns, shared[c], bases[c], edges))
-    in_order = sorted((number, c, k) for c, (_, _, numbers) in enumerate(launches) for k, number in enumerate(numbers))
-    return Grouping(classes, [(c, k) for _, c, k in in_order], rows, leaf_rows, leaf_counts, value_rows, value_buffers,
+        depths = s.depth[calls[c][call_offsets[c][:-1]]]
+        classes.append(ClassRows(calls[c], offsets[c], call_offsets[c], depths, columns, shared[c], bases[c], edges))
+    order = list(zip(launch_class.tolist(), launch_rank.tolist()))
+    return Grouping(classes, order, rows, leaf_rows, leaf_counts, value_rows, value_buffers,
                     [np.array(c, np.int64) for c in chunks])
 
 
-def _launches(r: Recording, launch: Any, calls: Any, info: ClassInfo) -> Any:
-    """Launch offsets of a class as positions and as calls, and the number of each launch. Aliases have none."""
-    if info.alias >= 0:
-        return np.zeros(1, np.int64), np.zeros(1, np.int64), []
-    starts = np.flatnonzero(np.diff(launch, prepend=-1))
-    call_offsets = np.append(starts, len(calls))
-    return offsets_of(r.call_width[calls])[call_offsets], call_offsets, launch[starts].tolist()
+@njit(cache=True, nogil=True)
+def _arrange(call_class, call_width, launch, alias):  # type: ignore[no-untyped-def]
+    """Calls by class, in each by launch, in each as recorded; all by counting.
 
-
-def _place_leaves(r: Recording, s: Scan, shared: list[dict[int, int]], num_buffers: int) -> Any:
-    """Rows for the leaves that some call reads as rows of its own."""
-    own = np.ones(len(s.same), bool)
-    own[[s.column_offsets[c] + k for c, fixed in enumerate(shared) for k in fixed]] = False
-    used = _used(r.call_class, s.operand_offsets, s.column_offsets, r.per_class(lambda c: c.slots), r.operands, own,
-                 len(r.leaf_buffers))
-    rows = np.full(len(used), -1, np.int64)
-    counts = []
-    for buffer in range(num_buffers):
-        mine = np.flatnonzero(used & (r.leaf_buffers == buffer))
-        offsets = offsets_of(r.leaf_widths[mine])
-        rows[mine] = offsets[:-1]
-        counts.append(int(offsets[-1]))
-    return rows, counts
+    Returns
+    -------
+    by_class, class_offsets : the calls, and where those of each class begin
+    position : of each call, its first row among those of its class
+    launch_class, launch_rank : of each launch, its class and its number among the class's launches
+    launch_offsets : how many launches all classes before each have
+    row_offsets, call_offsets : for each class where its launches begin and the last one ends, as rows and as calls
+    """
+    num_calls, num_classes, num_launches = len(call_class), len(alias), 0
+    for i in range(num_calls):
+        num_launches = max(num_launches, launch[i] + 1)
+    class_offsets, launch_offsets = np.zeros(num_classes + 1, np.int64), np.zeros(num_classes + 1, np.int64)
+    launch_class, size = np.zeros(num_launches, np.int64), np.zeros(num_launches, np.int64)
+    for i in range(num_calls):
+        class_offsets[call_class[i] + 1] += 1
+        if launch[i] >= 0:
+            launch_class[launch[i]] = call_class[i]
+            size[launch[i]] += 1
+    launch_rank = np.zeros(num_launches, np.int64)
+    for k in range(num_launches):
+        launch_rank[k] = launch_offsets[launch_class[k] + 1]
+        launch_offsets[launch_class[k] + 1] += 1
+    for c in range(num_classes):
+        class_offsets[c + 1] += class_offsets[c]
+        launch_offsets[c + 1] += launch_offsets[c]
+    row_offsets = np.zeros(num_launches + num_classes, np.int64)
+    call_offsets = np.zeros(num_launches + num_classes, np.int64)
+    free = class_offsets[:-1].copy()            # of each class: where its next launch begins
+    at = np.zeros(num_launches, np.int64)
+    for k in range(num_launches):
+        c = launch_class[k]
+        at[k] = free[c]
+        free[c] += size[k]
+        call_offsets[launch_offsets[c] + c + launch_rank[k] + 1] = free[c] - class_offsets[c]
+    by_class, position = np.empty(num_calls, np.int64), np.empty(num_calls, np.int64)
+    for i in range(num_calls):
+        if launch[i] >= 0:
+            by_class[at[launch[i]]] = i
+            at[launch[i]] += 1
+        else:
+            by_class[free[call_class[i]]] = i
+            free[call_class[i]] += 1
+    for c in range(num_classes):
+        row = 0
+        for j in range(class_offsets[c], class_offsets[c + 1]):
+            i = by_class[j]
+            position[i] = row
+            row += call_width[i]
+            if launch[i] >= 0:
+                row_offsets[launch_offsets[c] + c + launch_rank[launch[i]] + 1] = row
+    return by_class, class_offsets, position, launch_class, launch_rank, launch_offsets, row_offsets, call_offsets
 
 
 @njit(cache=True, nogil=True)
-def _used(call_class, operand_offsets, column_offsets, slots, operands, own,  # type: ignore[no-untyped-def]
-          num_leaves):
-    used = np.zeros(num_leaves, np.bool_)
+def _place_leaves(call_class, operand_offsets, column_offsets, slots, operands, own,  # type: ignore[no-untyped-def]
+                  leaf_buffers, leaf_widths, num_buffers):
+    """Rows for the leaves that some call reads as rows of its own, -1 for the others; how many rows each buffer has."""
+    rows, counts = np.full(len(leaf_buffers), -1, np.int64), np.zeros(num_buffers, np.int64)
     for i in range(len(call_class)):
         c = call_class[i]
         num_columns = column_offsets[c + 1] - column_offsets[c]
         for j in range(operand_offsets[i], operand_offsets[i + 1]):
             if operands[j] < 0 and own[column_offsets[c] + column_of(j - operand_offsets[i], num_columns, slots[c])]:
-                used[-1 - operands[j]] = True
-    return used
+                rows[-1 - operands[j]] = 0
+    for leaf in range(len(rows)):
+        if rows[leaf] == 0:
+            rows[leaf] = counts[leaf_buffers[leaf]]
+            counts[leaf_buffers[leaf]] += leaf_widths[leaf]
+    return rows, counts
 
 
 def _place_values(r: Recording, s: Scan, position: Any, bases: list[list[int]], leaf_rows: Any) -> Any:

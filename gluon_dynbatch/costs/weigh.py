@@ -56,9 +56,13 @@ def predict_ms(plans: Sequence[Any], layout: Any) -> tuple[float, float]:
     for plan, part in zip(plans, layout.classes):
         if not part.launches:
             continue
-        for k, work in enumerate(_work_of(plan, round(part.whole.num_edges / part.whole.num_rows, 1))):
-            if work is not None:
-                launch_us, row_us, once_us = model.parts_us(work)
+        children = round(part.whole.num_edges / part.whole.num_rows, 1)
+        known = plan.compiled.setdefault(("parts_us", model.device), {})
+        if children not in known:
+            known[children] = [work and model.parts_us(work) for work in _work_of(plan, children)]
+        for k, parts_us in enumerate(known[children]):
+            if parts_us is not None:
+                launch_us, row_us, once_us = parts_us
                 total[k] += len(part.launches) * launch_us + part.whole.num_rows * row_us + once_us
                 busy[k] = True
     forward, backward = ((us + model.device.flush_us * some) / 1e3 for us, some in zip(total, busy))

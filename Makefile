@@ -9,6 +9,9 @@ PEERS := .venv-peers
 EXTRA ?=
 ARGS ?=
 
+# What setup.py compiles, if it can, for the Python of the environment
+COMPILED = gluon_dynbatch/_fastpath$$($(PY) -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
+
 SUPPORTED := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] < (3, 13))
 
 .PHONY: demo test test-matrix bench bench-quick bench-policies bench-schedule bench-overhead bench-scaling peers setup clean
@@ -49,7 +52,7 @@ bench-overhead: $(READY)
 setup: $(READY)
 
 # An environment without the stamp may be half made: kept if its Python and pip run, made anew if not.
-$(READY): setup.py pyproject.toml
+$(READY): setup.py pyproject.toml gluon_dynbatch/_fastpath.c
 	@if ! { $(PY) -c '$(SUPPORTED)' && $(PY) -m pip --version; } >/dev/null 2>&1; then \
 	  if ! command -v $(PYTHON) >/dev/null; then \
 	    echo "$(PYTHON) was not found. Install Python 3.9 to 3.12, or name one: make PYTHON=/path/to/python3.11" >&2; exit 1; fi; \
@@ -62,7 +65,9 @@ $(READY): setup.py pyproject.toml
 	fi
 	@echo "installing into $(VENV) (the first time takes a few minutes)"
 	@$(PY) -m pip install -q --disable-pip-version-check "pip>=21.3"  # older ones cannot install pyproject.toml with -e
+	@rm -f $(COMPILED)
 	@$(PY) -m pip install -q --disable-pip-version-check -e '.[test]' $(EXTRA)
+	@[ -e $(COMPILED) ] || echo "gluon_dynbatch/_fastpath.c was not compiled: calls are recorded by Python code, which is slower" >&2
 	@touch $@
 
 # One package after the other: if one cannot be installed, the systems of the others still run.
@@ -78,4 +83,5 @@ $(PEERS)/.ready: benchmarks/peers.txt | $(READY)
 
 clean:
 	rm -rf .venv .venv-peers .venv-3.* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f gluon_dynbatch/_fastpath*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

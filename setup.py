@@ -1,5 +1,6 @@
-"""All metadata is in pyproject.toml; this file serves tools that still call setup.py."""
+"""The metadata is in pyproject.toml; this file adds the part that is compiled."""
 
-from setuptools import setup
+from setuptools import Extension, setup
 
-setup()
+# Optional: without a C compiler the package works as well, and records calls about three times as slowly.
+setup(ext_modules=[Extension("gluon_dynbatch._fastpath", ["gluon_dynbatch/_fastpath.c"], optional=True)])

@@ -9,13 +9,18 @@ their tokens count from FIRST. A token is an int object that nobody has but the 
 For the calls of a vertex with arguments of one form a function is generated that does everything: it looks whether the
 arguments are of its form, finds the entry by the owners of the arrays, makes the results, appends to the log. What is
 not its case it hands on to `other`: the function of another form, and at last the general way.
+
+`_fastpath.c` does the same in a third of the time, where it was compiled when the package was installed. Without it
+Python code is generated, here, and everything else is the same.
 """
 
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,7 +28,14 @@ import numpy as np
 from cavs_core import LazyArray
 from cavs_core.mxnet_compat import mx
 
-__all__ = ["FIRST", "RETRY", "KEYED", "flat_form", "form_of", "make_append", "make_recorder", "structure_of"]
+compiled: ModuleType | None
+try:
+    import gluon_dynbatch._fastpath as compiled
+except ImportError:             # there was no C compiler
+    compiled = None
+
+__all__ = ["FIRST", "RETRY", "KEYED", "common_owner", "compiled", "find_held", "flat_form", "form_of", "make_append",
+           "make_recorder", "structure_of"]
 
 FIRST = 1 << 32                 # the first token; far from the small ints, which Python makes only once
 RETRY = object()                # a call came too late for the calls that it was meant for
@@ -49,13 +61,46 @@ _NAMES = {"packs": _packs, "FIRST": FIRST, "RETRY": RETRY, "LARGEST": _LARGEST, 
           "ndarray": np.ndarray, "word_id": _word_id}
 
 
-def structure_of(template: Any) -> str:
-    """The structure of results as code: `template` is nested lists and tuples of None and result numbers."""
-    if isinstance(template, tuple):
-        return f"({''.join(structure_of(part) + ', ' for part in template)})"
-    if isinstance(template, list):
-        return f"[{', '.join(map(structure_of, template))}]"
-    return "None" if template is None else f"r{template}"
+if compiled is not None:
+    compiled.bind(LazyArray, np.ndarray, np.integer, RETRY, FIRST, _LARGEST)
+
+
+#: the reference count of an object that only a list holds, as `map` sees it
+_HELD_ONCE = next(map(sys.getrefcount, [object()]))
+
+
+def find_held(made: list[int]) -> Any:
+    """For each token, whether its array still lives: then two hold it, the array and the list."""
+    if compiled is not None:
+        return np.frombuffer(compiled.is_held(made), bool)
+    return np.fromiter(map(sys.getrefcount, made), np.int64, len(made)) > _HELD_ONCE
+
+
+def common_owner(arrays: Any) -> Any:
+    """Who owns all of these arrays; None if some are from outside, or of another spec."""
+    if compiled is not None:
+        return compiled.common_owner(arrays)
+    owners = {x.owner if type(x) is LazyArray else None for x in arrays}
+    return owners.pop() if len(owners) == 1 else None
+
+
+def structure_of(template: Any) -> Any:
+    """The structure of results, of `template`, nested lists and tuples of None and result numbers.
+
+    Of a list or tuple it is (list or tuple, the structures of its parts), of all else itself.
+    """
+    if isinstance(template, (list, tuple)):
+        return (list if isinstance(template, list) else tuple, tuple(map(structure_of, template)))
+    return template
+
+
+def _structure_code(structure: Any) -> str:
+    """Code that makes what a call returns of its results r0, r1, .."""
+    if isinstance(structure, tuple):
+        kind, parts = structure
+        inside = "".join(_structure_code(part) + ", " for part in parts)
+        return f"[{inside}]" if kind is list else f"({inside})"
+    return "None" if structure is None else f"r{structure}"
 
 
 def form_of(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -91,11 +136,13 @@ def flat_form(forms: tuple[Any, ...]) -> Iterator[str]:
 
 
 @cache
-def make_append(num_operands: int, structure: str, num_outputs: int, slots: int = 0) -> Callable[..., Any]:
+def make_append(num_operands: int, structure: Any, num_outputs: int, slots: int = 0) -> Callable[..., Any]:
     """A function (calls, number, owners) -> append(operands) -> results or RETRY: for operands of every origin.
 
     With `slots` a list of any length follows `num_operands` others, so many operands an element.
     """
+    if compiled is not None:
+        return partial(compiled.Append, structure, num_operands, slots)
     operands = [f"x{k}" for k in range(num_operands)]
     unpacked, tokens, pack = f"{_listed(operands)} = operands", [f"{x}.token" for x in operands], "pack"
     if slots:
@@ -106,25 +153,29 @@ def make_append(num_operands: int, structure: str, num_outputs: int, slots: int 
         f"    {_listed(_outputs('o', num_outputs))} = owners",
         f"    def append(operands, log=calls.log, made=calls.made, pack=packs[{1 + num_operands}]):",
         f"        {unpacked}" if operands or slots else "        pass",
-        *_record(tokens, structure, num_outputs, "RETRY", pack),
+        *_record([_call(pack, tokens)], structure, num_outputs, "RETRY"),
         "    return append"]
     return _compiled(lines)
 
 
 @cache
-def make_recorder(forms: tuple[Any, ...], structure: str, num_outputs: int, place: int = -1) -> Callable[..., Any]:
+def make_recorder(forms: tuple[Any, ...], structure: Any, num_outputs: int, place: int = -1) -> Callable[..., Any]:
     """A function (calls, entries, other, general, lengths) -> record(args) -> results, for arguments of one form.
 
     `entries` gives for the owners of the arrays the number of the entry and the owners of the results. `other` takes
     arguments of other forms, `general` those of a call that came too late. The argument at `place`, if it is not -1, is
     a list of any of the `lengths`, whose elements have the form of the first; its owners come last.
     """
+    if compiled is not None:
+        return partial(compiled.Record, forms, structure, num_outputs, place)
     lines = [
-        "def make(calls, entries, other, general, lengths=()):",
+        "def make(calls, entries, other, general, lengths):",
         "    outside, data = calls.outside, calls.data"]
     body = [f"        if len(args) != {len(forms)}: return other(args)"]
     operands: list[tuple[str, str]] = []
     _unpack("args", forms, body, operands, place)
+    if place >= 0:
+        body += _check_list(f"args_{place}", forms[place])
     lines += [f"    def record(args, log=calls.log, made=calls.made, pack=packs[{1 + len(operands)}]):", *body]
     arrays = [x for x, form in operands if form in KEYED]
     made = {"a": "if type({0}) is not LazyArray: {0} = outside({0})", "d": "{0} = data({0})"}
@@ -140,11 +191,14 @@ def make_recorder(forms: tuple[Any, ...], structure: str, num_outputs: int, plac
         lines += _first_element(f"args_{place}", forms[place], parts)
         collect = _collect_elements(f"args_{place}", forms[place], parts)
     lines += [
-        f"        entry = entries.get(({_listed(owners)}))",
+        # (An array has no owner and no token any more once another thread has given it its value.)
+        f"        try: entry = entries.get(({_listed(owners)}))",
+        "        except AttributeError: entry = None",
         "        if entry is None: return other(args)",
         f"        {_listed(['number', *_outputs('o', num_outputs)])} = entry",
         *collect,
-        *_record(tokens, structure, num_outputs, "general(args)", pack),
+        *_record([f"try: {_call(pack, tokens)}", "except AttributeError: return general(args)"], structure, num_outputs,
+                 "general(args)"),
         "    return record"]
     return _compiled(lines)
 
@@ -166,12 +220,15 @@ def _open_element(element: str, form: Any, parts: int, indent: str) -> list[str]
             *[f"{indent}if type({x}) is not LazyArray: {x} = outside({x})" for x in names]]
 
 
-def _first_element(name: str, form: Any, parts: int) -> list[str]:
-    """Code that checks a list and takes the owners w0, w1, .. of its first element."""
+def _check_list(name: str, form: Any) -> list[str]:
     return [f"        if type({name}) is not {form[0].__name__}: return other(args)",
             f"        count = len({name})",
-            "        if count not in lengths: return other(args)",
-            f"        first = {name}[0]",
+            "        if count not in lengths: return other(args)"]
+
+
+def _first_element(name: str, form: Any, parts: int) -> list[str]:
+    """Code that takes the owners w0, w1, .. of the first element of a list."""
+    return [f"        first = {name}[0]",
             *_open_element("first", form, parts, "        "),
             *[f"        w{k} = e{k}.owner" for k in range(parts or 1)]]
 
@@ -220,8 +277,12 @@ def _unpack(name: str, forms: tuple[Any, ...], lines: list[str], operands: list[
             operands.append((part, form))
 
 
-def _record(tokens: list[str], structure: str, num_outputs: int, too_late: str, pack: str) -> list[str]:
-    """Code that makes the results and appends to the log.
+def _call(pack: str, tokens: list[str]) -> str:
+    return f"call = {pack}({', '.join(['number', *tokens])})"
+
+
+def _record(call: list[str], structure: Any, num_outputs: int, too_late: str) -> list[str]:
+    """Code that makes the results and appends to the log what `call` names so.
 
     `made` grows before the log, so that whoever sees a call in the log finds the tokens of its results; and by `+=`,
     so that no interrupt comes between the two: Python looks for one where it calls a function.
@@ -231,11 +292,11 @@ def _record(tokens: list[str], structure: str, num_outputs: int, too_late: str, 
     for k in range(num_outputs):
         lines += [f"        r{k} = LazyArray()", f"        r{k}.owner = o{k}", f"        r{k}.token = t{k}"]
     return lines + [
-        f"        call = {pack}({', '.join(['number', *tokens])})",
+        *["        " + line for line in call],
         f"        made += ({_listed(_outputs('t', num_outputs))})",
         "        log += call",
         f"        if calls.watched and calls.too_late(t0): return {too_late}",
-        f"        return {structure}"]
+        f"        return {_structure_code(structure)}"]
 
 
 def _outputs(letter: str, count: int) -> list[str]:

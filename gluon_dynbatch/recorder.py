@@ -13,9 +13,10 @@ from cavs_core import LazyArray, Listener, ProgramError, TraceError, inactive, s
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 from .calls import NO_ARRAY, BaseSparseNDArray, Calls, Entry
-from .fastpath import KEYED, RETRY, flat_form, form_of, make_recorder
+from .fastpath import KEYED, RETRY, common_owner, flat_form, form_of, make_recorder
 from .lists import ListCall, join_lengths, list_calls
 from .signature import (
+    ANY_NUMBER,
     INDEX_OPERANDS,
     Signature,
     any_number_signature,
@@ -82,8 +83,14 @@ class Recorder(Listener):
             return self._on_write(name, arrays, attrs, out, call)
         if not arrays:
             return call()                       # makes an array from nothing: a leaf
-        if name == "add_n" and len(arrays) > _TERMS and not self._are_rows(arrays):
-            return _add_in_parts(arrays)
+        if name in ANY_NUMBER:
+            entry = self._operators.get(_list_key(name, attrs, common_owner(arrays), len(arrays)))
+            if entry is not None:
+                result = entry.append(arrays)
+                if result is not RETRY:
+                    return result
+            if name == "add_n" and len(arrays) > _TERMS and not self._are_rows(arrays):
+                return _add_in_parts(arrays)
         if name in INDEX_OPERANDS or name in _UPDATED or not supports(name):
             return self._record_operator(name, arrays, attrs, call)
         outside = self.calls.outside
@@ -125,6 +132,8 @@ class Recorder(Listener):
             return self._record_operator(name, arrays, attrs, call)
         with contextlib.suppress(TypeError):    # an attribute that is a list
             short[(name, *attrs.items(), *[x.owner for x in operands])] = entry
+        if entry.cls.signature.slots and (owner := common_owner(operands)) is not None:
+            short[_list_key(name, attrs, owner, len(operands))] = entry
         return result
 
     def _why_alone(self, name: str, arrays: Any) -> str:
@@ -377,6 +386,11 @@ def _signatures_of(identity: Any) -> dict[Any, Signature]:
 _UPDATED = {"BatchNorm": (3, 4)}                # operands that the backward pass of a trained operator writes
 _TRUE = ("True", "1")
 _TERMS = 8              # sums of more matrices are made of sums of so many, so that those of all lengths share launches
+
+
+def _list_key(name: str, attrs: dict[str, Any], owner: Any, count: int) -> Any:
+    """The short way to an operator on any number of rows of one owner; how many are joined is part of the result."""
+    return (name, str(attrs.get("dim")), owner, count if name == "Concat" else -1)
 
 
 def _add_in_parts(arrays: Any) -> Any:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from . import fastpath
+
 __all__ = ["Stats", "FlushReport", "Launch", "explain", "draw_launches", "launch_graph"]
 
 
@@ -116,6 +118,8 @@ class FlushReport:
 def explain(stats: Stats, flushes: list[FlushReport], kernels: bool = False) -> str:
     """A readable plan: every launch, everything that was not batched, and on demand the generated kernels."""
     lines = [str(stats)]
+    if fastpath.compiled is None:
+        lines += ["calls are recorded by Python code, which is slower: the package was installed without a C compiler"]
     for number, flush in enumerate(flushes):
         total = sum(launch.calls for launch in flush.launches)
         lines += ["", f"flush {number} ({flush.reason}): {total} calls in {len(flush.launches)} launches, "

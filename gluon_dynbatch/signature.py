@@ -37,7 +37,8 @@ from cavs_core.mxnet_compat import autograd, mx
 from .fastpath import structure_of
 from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS, is_by_rows, spec_number
 
-__all__ = ["Signature", "any_number_signature", "operator_signature", "takes_any_number", "vertex_signature"]
+__all__ = ["ANY_NUMBER", "INDEX_OPERANDS", "Signature", "any_number_signature", "operator_signature",
+           "takes_any_number", "vertex_signature"]
 
 
 class Signature:
@@ -51,7 +52,7 @@ class Signature:
     alias : -1, or the first row of the operand that the result is: such a call runs nowhere
     slots : how many of the operands, the last ones, stand for the parts of each element of a list of any length
     template : nested lists and tuples of None and result numbers: what a call returns
-    structure : of what a call returns, as code
+    structure : of what a call returns, see `fastpath.structure_of`
     run_alone : (block, operands) -> the distinct outputs of the call by itself on real arrays, by MXNet
     draws : whether the result is random
     has_product : whether it multiplies matrices
@@ -180,6 +181,9 @@ def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], t
                          for s, part in zip(specs, split)]
             return Signature(name, row_program, row_specs, context, template, run_alone, split)
     return Signature(name, program, specs, context, template, run_alone)
+
+
+ANY_NUMBER = ("add_n", "Concat")
 
 
 def takes_any_number(name: str, attrs: dict[str, Any], specs: Sequence[int]) -> bool:

@@ -14,14 +14,12 @@ from cavs_core import LazyArray, RunError, needs_gradient, offsets_of
 from cavs_core.mxnet_compat import mx
 
 from .analyzer import ClassInfo, Recording
-from .fastpath import FIRST
+from .fastpath import FIRST, find_held
 from .values import BUFFERS, WIDTHS, as_array
 
 __all__ = ["Leaves", "Tables", "read_calls", "recorded_bytes"]
 
 NDArray = mx.nd.NDArray
-#: the reference count of an object that only a list holds, as `map` sees it
-_HELD_ONCE = next(map(sys.getrefcount, [object()]))
 
 
 class Leaves:
@@ -57,18 +55,17 @@ class Tables:
 def read_calls(calls: Any) -> Tables:
     """Take the calls that are in the log by now; what only recording needs is dropped."""
     log = np.frombuffer(bytes(calls.log), np.int64)     # a copy: another thread may record one more call right now
-    # A token is held by `made`, and by its array if that still lives.
-    counts = np.fromiter(map(sys.getrefcount, calls.made), np.int64, len(calls.made))
+    held = find_held(calls.made)
     entries, num_data = calls.entries, len(calls.leaves)
     call_entry, call_count, operands, numbers, value_specs = _read(
         log, *_joined([e.numbers for e in entries]), _array([e.cls.signature.slots for e in entries]),
         *_joined([[o.spec for o in e.owners] for e in entries]), FIRST, num_data)
     calls.num_taken = len(value_specs)
-    if len(counts) != calls.num_taken and threading.get_ident() == calls.recorder.thread:
+    if len(held) != calls.num_taken and threading.get_ident() == calls.recorder.thread:
         # (On another thread it only means that one more call is being recorded right now.)
         raise RunError("an exception (a signal's, a timeout's) interrupted the recording of a call and was caught "
                        "inside the batching scope; let it leave the scope.")
-    heads = np.flatnonzero(counts[:calls.num_taken] > _HELD_ONCE)
+    heads = np.flatnonzero(held[:calls.num_taken])
 
     buffers: dict[int, int] = {}
     classes = [_class_info(cls, buffers) for cls in calls.classes]

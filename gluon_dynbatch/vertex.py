@@ -9,6 +9,7 @@ from typing import Any
 from cavs_core import thread_state
 from cavs_core.mxnet_compat import gluon, mx
 
+from .fastpath import compiled
 from .recorder import Recorder, vertex_key
 from .values import as_arrays
 
@@ -79,7 +80,9 @@ def _make_call(cls: type, name: str | None) -> Any:
                 return listener.record_vertex(self, None, plain, name or self, args)
         return plain(self, *as_arrays(args))
 
-    return __call__
+    if compiled is None:
+        return __call__
+    return functools.update_wrapper(compiled.Call(thread_state, __call__), __call__)
 
 
 class _VertexFunction:

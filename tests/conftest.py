@@ -45,3 +45,11 @@ def _fresh_seed_and_device():
     with test_context():
         yield
     mx.nd.waitall()
+
+
+@pytest.fixture(params=["compiled", "generated"])
+def variant(request):
+    """Calls are recorded by the C extension, then by generated Python code."""
+    from recorder_check import recorded_by
+    with recorded_by(request.param):
+        yield request.param

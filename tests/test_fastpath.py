@@ -15,6 +15,7 @@ from cavs_core.mxnet_compat import autograd, gluon, mx
 from gluon_dynbatch.fastpath import FIRST, form_of
 
 nd = mx.nd
+pytestmark = pytest.mark.usefixtures("variant")
 
 
 @gdb.vertex

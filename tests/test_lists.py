@@ -8,6 +8,7 @@ from cavs_core.mxnet_compat import autograd, gluon, mx
 
 nn = gluon.nn
 H = 6
+pytestmark = pytest.mark.usefixtures("variant")
 
 
 class Net(gluon.Block):

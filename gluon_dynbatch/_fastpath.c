@@ -1,0 +1,1035 @@
+/* Recording a call in one step: what fastpath.py generates as Python code, compiled.
+
+   What a log, a token, an owner, an entry and a form are stands in fastpath.py, which also decides whether this module
+   or its own functions are used; both do the same. Everything here runs under the GIL and calls Python code only where
+   an operand is new to the flush, a call is not of the expected form, or another thread flushes meanwhile. (Wherever a
+   list, tuple or LazyArray is made, the garbage collector may run Python code too.) */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+#include <stdint.h>
+#include <string.h>
+
+static struct {
+    PyTypeObject *lazy, *ndarray, *integer;
+    PyObject *retry;
+    Py_ssize_t owner, token;                    /* where a LazyArray keeps them */
+    long long first, largest;
+    PyObject *listener, *vertices, *forward_hooks, *forward_pre_hooks, *watched, *too_late;     /* names */
+} known;
+
+static PyObject *held(PyObject *x)
+{
+    Py_INCREF(x);
+    return x;
+}
+
+static void drop(PyObject *const *some, Py_ssize_t count)
+{
+    while (count)
+        Py_DECREF(some[--count]);
+}
+
+#define SLOT(array, offset) (*(PyObject **)((char *)(array) + (offset)))
+#define IS_LAZY(x) (Py_TYPE(x) == known.lazy)
+
+/* ---- the calls of one flush ------------------------------------------------------------------ */
+
+typedef struct {
+    PyObject *calls, *log, *made, *leaf_of, *outside, *data;
+} Target;
+
+static int open_target(Target *target, PyObject *calls)
+{
+    target->calls = held(calls);
+    if (!(target->log = PyObject_GetAttrString(calls, "log"))
+        || !(target->made = PyObject_GetAttrString(calls, "made"))
+        || !(target->leaf_of = PyObject_GetAttrString(calls, "leaf_of"))
+        || !(target->outside = PyObject_GetAttrString(calls, "outside"))
+        || !(target->data = PyObject_GetAttrString(calls, "data")))
+        return 0;
+    if (!PyByteArray_CheckExact(target->log) || !PyList_CheckExact(target->made)
+        || !PyDict_CheckExact(target->leaf_of)) {
+        PyErr_SetString(PyExc_TypeError, "calls have a log (bytearray), made (list) and leaf_of (dict)");
+        return 0;
+    }
+    return 1;
+}
+
+#define VISIT_TARGET(t) \
+    Py_VISIT((t).calls); Py_VISIT((t).log); Py_VISIT((t).made); Py_VISIT((t).leaf_of); Py_VISIT((t).outside); \
+    Py_VISIT((t).data)
+#define CLEAR_TARGET(t) \
+    Py_CLEAR((t).calls); Py_CLEAR((t).log); Py_CLEAR((t).made); Py_CLEAR((t).leaf_of); Py_CLEAR((t).outside); \
+    Py_CLEAR((t).data)
+
+/* What `outside` or `data` returned, which must be a LazyArray. */
+static PyObject *only_lazy(PyObject *made)
+{
+    if (made && !IS_LAZY(made)) {
+        PyErr_Format(PyExc_TypeError, "a LazyArray stands for an array, not a %s", Py_TYPE(made)->tp_name);
+        Py_CLEAR(made);
+    }
+    return made;
+}
+
+/* What stands for an array. (Held: while Python code runs, another thread may flush and clear `leaf_of`.) */
+static PyObject *operand(Target *target, PyObject *array)
+{
+    PyObject *key, *found;
+    if (IS_LAZY(array))
+        return held(array);
+    if (!(key = PyLong_FromVoidPtr(array)))
+        return NULL;
+    if ((found = PyDict_GetItemWithError(target->leaf_of, key)))
+        Py_INCREF(found);
+    else if (!PyErr_Occurred())
+        found = PyObject_CallOneArg(target->outside, array);
+    Py_DECREF(key);
+    return only_lazy(found);
+}
+
+/* ---- a stretch of the log -------------------------------------------------------------------- */
+
+typedef struct {
+    int64_t *words, fixed[48];
+    Py_ssize_t count, room;
+} Words;
+
+static void begin_words(Words *w)
+{
+    w->words = w->fixed;
+    w->count = 0;
+    w->room = sizeof w->fixed / sizeof *w->fixed;
+}
+
+static void end_words(Words *w)
+{
+    if (w->words != w->fixed)
+        PyMem_Free(w->words);
+}
+
+static int put_word(Words *w, int64_t word)
+{
+    if (w->count == w->room) {
+        int64_t *larger = PyMem_Malloc(2 * w->room * sizeof *larger);
+        if (!larger) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        memcpy(larger, w->words, w->count * sizeof *larger);
+        end_words(w);
+        w->words = larger;
+        w->room *= 2;
+    }
+    w->words[w->count++] = word;
+    return 1;
+}
+
+/* The token of an array: 1, 0 if it has none (any more: another thread has given it its value), -1 for an error. */
+static int token_of(PyObject *array, int64_t *word)
+{
+    PyObject *token = IS_LAZY(array) ? SLOT(array, known.token) : NULL;
+    if (!token || !PyLong_Check(token))
+        return 0;
+    *word = PyLong_AsLongLong(token);
+    return *word == -1 && PyErr_Occurred() ? -1 : 1;
+}
+
+static int put_token(Words *w, PyObject *array)
+{
+    int64_t word;
+    int right = token_of(array, &word);
+    return right == 1 ? put_word(w, word) : right;
+}
+
+/* ---- results --------------------------------------------------------------------------------- */
+
+/* Whether x is (list or tuple, parts): structures and forms are made of such pairs. */
+static int is_pair(PyObject *x)
+{
+    return PyTuple_CheckExact(x) && PyTuple_GET_SIZE(x) == 2 && PyTuple_CheckExact(PyTuple_GET_ITEM(x, 1))
+        && (PyTuple_GET_ITEM(x, 0) == (PyObject *)&PyTuple_Type || PyTuple_GET_ITEM(x, 0) == (PyObject *)&PyList_Type);
+}
+
+/* A structure is None, a result's number, or (list or tuple, structures). 0 with an error if this is none. */
+static int check_structure(PyObject *structure, Py_ssize_t num_results)
+{
+    Py_ssize_t k;
+    if (is_pair(structure)) {
+        PyObject *parts = PyTuple_GET_ITEM(structure, 1);
+        for (k = 0; k < PyTuple_GET_SIZE(parts); k++)
+            if (!check_structure(PyTuple_GET_ITEM(parts, k), num_results))
+                return 0;
+        return 1;
+    }
+    if (structure == Py_None)
+        return 1;
+    if (PyLong_CheckExact(structure)) {
+        k = PyLong_AsSsize_t(structure);
+        if (0 <= k && k < num_results)
+            return 1;
+        PyErr_Clear();
+    }
+    PyErr_Format(PyExc_ValueError, "%R is no structure of %zd results", structure, num_results);
+    return 0;
+}
+
+static PyObject *build(PyObject *structure, PyObject *const *results)
+{
+    PyObject *made, *parts;
+    Py_ssize_t k, n;
+    if (PyLong_CheckExact(structure))
+        return held(results[PyLong_AsLong(structure)]);
+    if (structure == Py_None)
+        return held(Py_None);
+    parts = PyTuple_GET_ITEM(structure, 1);
+    n = PyTuple_GET_SIZE(parts);
+    made = PyTuple_GET_ITEM(structure, 0) == (PyObject *)&PyTuple_Type ? PyTuple_New(n) : PyList_New(n);
+    for (k = 0; made && k < n; k++) {
+        PyObject *part = build(PyTuple_GET_ITEM(parts, k), results);
+        if (!part)
+            Py_CLEAR(made);
+        else if (PyTuple_CheckExact(made))
+            PyTuple_SET_ITEM(made, k, part);
+        else
+            PyList_SET_ITEM(made, k, part);
+    }
+    return made;
+}
+
+static PyObject *new_lazy(PyObject *owner)
+{
+    PyObject *made = known.lazy->tp_alloc(known.lazy, 0);
+    if (made)
+        SLOT(made, known.owner) = held(owner);
+    return made;
+}
+
+/* Number the results and append the call: all of it, or nothing and 0. No Python code runs in here, not even that of
+   the garbage collector: nobody sees half a call. */
+static int append_words(Target *target, const Words *w, PyObject *const *results, Py_ssize_t num_results)
+{
+    Py_ssize_t k, before = PyList_GET_SIZE(target->made), size = PyByteArray_GET_SIZE(target->log);
+    for (k = 0; k < num_results; k++) {
+        PyObject *token = SLOT(results[k], known.token) = PyLong_FromLongLong(known.first + before + k);
+        if (!token || PyList_Append(target->made, token))
+            break;
+    }
+    if (k == num_results && !PyByteArray_Resize(target->log, size + w->count * sizeof *w->words)) {
+        memcpy(PyByteArray_AS_STRING(target->log) + size, w->words, w->count * sizeof *w->words);
+        return 1;
+    }
+    PyList_SetSlice(target->made, before, PyList_GET_SIZE(target->made), NULL);
+    return 0;
+}
+
+/* Whether another thread has flushed the calls without the one that made an array; -1 for an error. */
+static int came_too_late(Target *target, PyObject *array)
+{
+    PyObject *watched = PyObject_GetAttr(target->calls, known.watched), *answer;
+    int late = watched ? PyObject_IsTrue(watched) : -1;
+    Py_XDECREF(watched);
+    if (late == 1) {
+        answer = PyObject_CallMethodOneArg(target->calls, known.too_late, SLOT(array, known.token));
+        late = answer ? PyObject_IsTrue(answer) : -1;
+        Py_XDECREF(answer);
+    }
+    return late;
+}
+
+/* Append a call to the log and make its results, or RETRY if it came too late. */
+static PyObject *emit(Target *target, const Words *w, PyObject *const *owners, Py_ssize_t num_results,
+                      PyObject *structure)
+{
+    PyObject *fixed[16], **results = fixed, *made = NULL;
+    Py_ssize_t count = 0;
+    if (num_results > 16 && !(results = PyMem_Malloc(num_results * sizeof *results)))
+        return PyErr_NoMemory();
+    while (count < num_results && (results[count] = new_lazy(owners[count])))
+        count++;
+    if (count == num_results && append_words(target, w, results, count)) {
+        int late = came_too_late(target, results[0]);
+        made = late < 0 ? NULL : late ? held(known.retry) : build(structure, results);
+    }
+    drop(results, count);
+    if (results != fixed)
+        PyMem_Free(results);
+    return made;
+}
+
+/* ---- Append: a call on operands of every origin ------------------------------------------------ */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc call;
+    Target target;
+    PyObject *structure, *owners;
+    long long number;
+    Py_ssize_t num_operands, slots;
+} Append;
+
+/* Whether an object of this module may be made; 0 with an error if not. */
+static int may_make(PyObject *names)
+{
+    if (!known.lazy)
+        PyErr_SetString(PyExc_TypeError, "bind comes first");
+    else if (names && PyDict_GET_SIZE(names))
+        PyErr_SetString(PyExc_TypeError, "arguments are taken by position");
+    else
+        return 1;
+    return 0;
+}
+
+static int check_alive(Target *target)
+{
+    if (!target->calls)
+        PyErr_SetString(PyExc_RuntimeError, "these calls were collected as garbage");
+    return target->calls != NULL;
+}
+
+static PyObject *append_call(PyObject *me, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    Append *self = (Append *)me;
+    Words w;
+    PyObject *made = NULL, *operands;
+    Py_ssize_t k, n;
+    int right;
+    if (!check_alive(&self->target))
+        return NULL;
+    if (PyVectorcall_NARGS(nargsf) != 1 || (names && PyTuple_GET_SIZE(names))
+        || !(PyList_CheckExact(args[0]) || PyTuple_CheckExact(args[0]))) {
+        PyErr_SetString(PyExc_TypeError, "append takes a list of operands");
+        return NULL;
+    }
+    operands = args[0];
+    n = PySequence_Fast_GET_SIZE(operands);
+    if (self->slots ? n < self->num_operands || (n - self->num_operands) % self->slots : n != self->num_operands) {
+        PyErr_Format(PyExc_ValueError, "a call of %zd operands got %zd", self->num_operands, n);
+        return NULL;
+    }
+    begin_words(&w);
+    right = put_word(&w, self->number);
+    if (right == 1 && self->slots)
+        right = put_word(&w, (n - self->num_operands) / self->slots);
+    for (k = 0; right == 1 && k < n; k++) {
+        PyObject *x = PySequence_Fast_GET_ITEM(operands, k);
+        right = put_token(&w, x);
+        if (right == 0 && !PyObject_TypeCheck(x, known.lazy->tp_base)) {
+            PyErr_Format(PyExc_TypeError, "an operand of a recorded call is a %s", Py_TYPE(x)->tp_name);
+            right = -1;
+        }
+    }
+    if (right == 1)
+        made = emit(&self->target, &w, &PyTuple_GET_ITEM(self->owners, 0), PyTuple_GET_SIZE(self->owners),
+                    self->structure);
+    else if (right == 0)                        /* another thread has given an operand its value: flushed the calls */
+        made = held(known.retry);
+    end_words(&w);
+    return made;
+}
+
+static PyObject *append_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    PyObject *calls, *structure, *owners;
+    Py_ssize_t num_operands, slots;
+    long long number;
+    Append *self;
+    if (!may_make(names) || !PyArg_ParseTuple(args, "OnnOLO!", &structure, &num_operands, &slots, &calls, &number,
+                                              &PyTuple_Type, &owners))
+        return NULL;
+    if (!PyTuple_GET_SIZE(owners) || num_operands < 0 || slots < 0) {
+        PyErr_SetString(PyExc_ValueError, "a call has operands, none or more, and at least one result");
+        return NULL;
+    }
+    if (!check_structure(structure, PyTuple_GET_SIZE(owners)) || !(self = (Append *)type->tp_alloc(type, 0)))
+        return NULL;
+    self->call = append_call;
+    self->structure = held(structure);
+    self->owners = held(owners);
+    self->number = number;
+    self->num_operands = num_operands;
+    self->slots = slots;
+    if (!open_target(&self->target, calls))
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static int append_traverse(PyObject *me, visitproc visit, void *arg)
+{
+    Append *self = (Append *)me;
+    VISIT_TARGET(self->target);
+    Py_VISIT(self->structure);
+    Py_VISIT(self->owners);
+    return 0;
+}
+
+static int append_clear(PyObject *me)
+{
+    Append *self = (Append *)me;
+    CLEAR_TARGET(self->target);
+    Py_CLEAR(self->structure);
+    Py_CLEAR(self->owners);
+    return 0;
+}
+
+static void free_object(PyObject *me)
+{
+    PyObject_GC_UnTrack(me);
+    Py_TRASHCAN_BEGIN(me, free_object)          /* a Record holds the next one: a chain of any length */
+    Py_TYPE(me)->tp_clear(me);
+    Py_TYPE(me)->tp_free(me);
+    Py_TRASHCAN_END
+}
+
+/* ---- Record: a call of a vertex with arguments of one form -------------------------------------- */
+
+/* A form as code, outside in: a letter, and behind T and L (tuple, list) the number of parts. The letter E stands for
+   the argument that is a list of any length: L or T, then the letter of its elements and their parts. */
+enum {ARRAY = 'a', DATA = 'd', WORD = 'i', NUMBER = 'n', IS_NONE = '0', IS_TRUE = '1', IS_FALSE = '2',
+      TUPLE = 'T', LIST = 'L', ELEMENTS = 'E'};
+enum {MOST_OPERANDS = 32};
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc call;
+    Target target;
+    PyObject *structure, *entries, *other, *general, *lengths;
+    PyObject *last_key, *last_entry;            /* of the newest call */
+    Py_ssize_t num_args, num_results, num_operands, num_code;
+    int *code;
+} Record;
+
+/* The operands of a call, held with all that is found by them: Python code may run between two steps, that of another
+   thread too, and change lists and tables. */
+typedef struct {
+    PyObject *of[MOST_OPERANDS], *first[MOST_OPERANDS];         /* first: the arrays of the first element of `list` */
+    int kind[MOST_OPERANDS];
+    int64_t word[MOST_OPERANDS];
+    Py_ssize_t count, parts, length;
+    PyObject *list, *key, *entry;               /* the list is one of the arguments, which the caller holds */
+    const int *element;                         /* the form of its elements */
+} Operands;
+
+static void end_operands(Operands *found)
+{
+    drop(found->of, found->count);
+    drop(found->first, found->parts);
+    Py_XDECREF(found->key);
+    Py_XDECREF(found->entry);
+}
+
+static PyTypeObject RecordType;
+
+static const int *skip(const int *code)
+{
+    Py_ssize_t k, n;
+    if (*code != TUPLE && *code != LIST)
+        return code + 1;
+    for (n = code[1], code += 2, k = 0; k < n; k++)
+        code = skip(code);
+    return code;
+}
+
+/* A word id as it stands in the log: 1, 0 if x is none or too large, -1 for an error. */
+static int as_word(PyObject *x, int64_t *word)
+{
+    int overflow = 0;
+    PyObject *number = PyLong_CheckExact(x) ? held(x) : NULL;
+    if (!number) {
+        if (!PyObject_TypeCheck(x, known.integer))
+            return 0;
+        if (!(number = PyNumber_Long(x)))
+            return -1;
+    }
+    *word = PyLong_AsLongLongAndOverflow(number, &overflow);
+    Py_DECREF(number);
+    return !overflow && -known.largest <= *word && *word <= known.largest;
+}
+
+static int is_sequence(PyObject *x, int kind)
+{
+    return kind == LIST ? PyList_CheckExact(x) : PyTuple_CheckExact(x);
+}
+
+/* Take the operands out of an argument: 1, 0 if it is of another form, -1 for an error. */
+static int take(const int **code, PyObject *x, Operands *found)
+{
+    int right, kind = *(*code)++;
+    Py_ssize_t k, n;
+    switch (kind) {
+    case IS_NONE: return x == Py_None;
+    case IS_TRUE: return x == Py_True;
+    case IS_FALSE: return x == Py_False;
+    case ELEMENTS:
+        found->list = x;
+        found->element = *code + 2;             /* behind L or T and the number of parts, which is one */
+        kind = **code;
+        *code = skip(*code);
+        return is_sequence(x, kind);
+    case TUPLE: case LIST:
+        n = *(*code)++;
+        right = is_sequence(x, kind) && PySequence_Fast_GET_SIZE(x) == n;
+        for (k = 0; right == 1 && k < n; k++) {
+            PyObject *part = k < PySequence_Fast_GET_SIZE(x) ? held(PySequence_Fast_GET_ITEM(x, k)) : NULL;
+            right = part ? take(code, part, found) : 0;
+            Py_XDECREF(part);
+        }
+        return right;
+    case WORD:
+        if ((right = as_word(x, &found->word[found->count])) != 1)
+            return right;
+        break;
+    case NUMBER:
+        if (!PyFloat_CheckExact(x))
+            return 0;
+        break;
+    case DATA:
+        if (Py_TYPE(x) != known.ndarray)
+            return 0;
+        break;
+    }
+    found->kind[found->count] = kind;
+    found->of[found->count++] = held(x);
+    return 1;
+}
+
+/* The arrays of an element of a list, held: how many, 0 if it is of another form, -1 for an error. */
+static Py_ssize_t open_element(Record *self, const int *code, PyObject *element, PyObject **arrays)
+{
+    Py_ssize_t k, n = 1;
+    if (*code == ARRAY)
+        arrays[0] = held(element);
+    else {
+        n = code[1];
+        if (!is_sequence(element, *code) || PySequence_Fast_GET_SIZE(element) != n)
+            return 0;
+        for (k = 0; k < n; k++)
+            arrays[k] = held(PySequence_Fast_GET_ITEM(element, k));
+    }
+    for (k = 0; k < n; k++)
+        if (!IS_LAZY(arrays[k])) {
+            PyObject *array = operand(&self->target, arrays[k]);
+            if (!array) {
+                drop(arrays, n);
+                return -1;
+            }
+            Py_SETREF(arrays[k], array);
+        }
+    return n;
+}
+
+/* Append the arrays of all elements of a list, whose owners must be those of the first: 1, 0, or -1. */
+static int put_elements(Record *self, Words *w, const Operands *found)
+{
+    PyObject *arrays[MOST_OPERANDS], *const *owners;
+    Py_ssize_t k, j, n;
+    int right = 1;
+    owners = &PyTuple_GET_ITEM(found->key, PyTuple_GET_SIZE(found->key) - found->parts);
+    for (k = 0; right == 1 && k < found->length; k++) {
+        if (PySequence_Fast_GET_SIZE(found->list) != found->length)
+            return 0;                           /* Python code has changed it meanwhile */
+        n = open_element(self, found->element, PySequence_Fast_GET_ITEM(found->list, k), arrays);
+        if (n <= 0)
+            return (int)n;
+        for (j = 0; right == 1 && j < n; j++)
+            right = SLOT(arrays[j], known.owner) == owners[j] ? put_token(w, arrays[j]) : 0;
+        drop(arrays, n);
+    }
+    return right;
+}
+
+/* Find the entry by the owners of arrays: 1, 0 if there is none, -1 for an error. */
+static int find_entry(Record *self, PyObject *const *arrays, Py_ssize_t count, Operands *found)
+{
+    PyObject *entry, *old_key, *old_entry;
+    Py_ssize_t k = 0;
+    if (self->last_key && PyTuple_GET_SIZE(self->last_key) == count) {
+        while (k < count && SLOT(arrays[k], known.owner) == PyTuple_GET_ITEM(self->last_key, k))
+            k++;
+        if (k == count) {
+            found->key = held(self->last_key);
+            found->entry = held(self->last_entry);
+            return 1;
+        }
+    }
+    if (!(found->key = PyTuple_New(count)))
+        return -1;
+    for (k = 0; k < count; k++) {
+        PyObject *owner = IS_LAZY(arrays[k]) ? SLOT(arrays[k], known.owner) : NULL;
+        if (!owner)
+            return 0;                           /* another thread has given the array its value */
+        PyTuple_SET_ITEM(found->key, k, held(owner));
+    }
+    if (!(entry = PyDict_GetItemWithError(self->entries, found->key)))
+        return PyErr_Occurred() ? -1 : 0;
+    if (!PyTuple_CheckExact(entry) || PyTuple_GET_SIZE(entry) != 1 + self->num_results
+        || !PyLong_Check(PyTuple_GET_ITEM(entry, 0))) {
+        PyErr_Format(PyExc_ValueError, "an entry is a number and the owners of %zd results", self->num_results);
+        return -1;
+    }
+    found->entry = held(entry);
+    old_key = self->last_key;
+    old_entry = self->last_entry;
+    self->last_key = held(found->key);
+    self->last_entry = held(entry);
+    Py_XDECREF(old_key);                        /* last: it may run code that records, which finds a pair */
+    Py_XDECREF(old_entry);
+    return 1;
+}
+
+/* Put a call of this form into words: 1, 0 if it is of another form, -1 for an error. */
+static int read_call(Record *self, PyObject *const *args, Words *w, Operands *found)
+{
+    PyObject *arrays[MOST_OPERANDS];            /* whose owners find the entry; `found` holds them */
+    const int *code = self->code;
+    Py_ssize_t k, count = 0, numbers = 0;
+    int64_t number;
+    int right = 1;
+    for (k = 0; k < self->num_args; k++)
+        if ((right = take(&code, args[k], found)) != 1)
+            return right;
+    if (found->list) {
+        PyObject *length = PyLong_FromSsize_t(found->length = PySequence_Fast_GET_SIZE(found->list));
+        right = !length ? -1 : found->length ? PySequence_Contains(self->lengths, length) : 0;
+        Py_XDECREF(length);
+        if (right != 1)
+            return right;
+    }
+    for (k = 0; k < found->count; k++) {
+        PyObject *x = found->of[k];
+        if (found->kind[k] == DATA || (found->kind[k] == ARRAY && !IS_LAZY(x))) {
+            x = found->kind[k] == ARRAY ? operand(&self->target, x)
+                                        : only_lazy(PyObject_CallOneArg(self->target.data, x));
+            if (!x)
+                return -1;
+            Py_SETREF(found->of[k], x);
+        }
+        if (found->kind[k] == DATA || found->kind[k] == ARRAY)
+            arrays[count++] = x;
+    }
+    if (found->list) {
+        if (PySequence_Fast_GET_SIZE(found->list) != found->length)
+            return 0;                           /* Python code has changed it meanwhile */
+        k = open_element(self, found->element, PySequence_Fast_GET_ITEM(found->list, 0), found->first);
+        if (k <= 0)
+            return (int)k;
+        for (found->parts = k, k = 0; k < found->parts; k++)
+            arrays[count++] = found->first[k];
+    }
+    if ((right = find_entry(self, arrays, count, found)) != 1)
+        return right;
+    number = PyLong_AsLongLong(PyTuple_GET_ITEM(found->entry, 0));
+    right = number == -1 && PyErr_Occurred() ? -1 : put_word(w, number);
+    if (right == 1 && found->list)
+        right = put_word(w, found->length);
+    for (k = 0; right == 1 && k < found->count; k++)
+        if (found->kind[k] == NUMBER) {
+            right = put_word(w, 0);             /* its place; a call that is handed on must leave no leaf behind */
+            numbers++;
+        } else
+            right = found->kind[k] == WORD ? put_word(w, found->word[k]) : put_token(w, found->of[k]);
+    if (right == 1 && found->list)
+        right = put_elements(self, w, found);
+    for (k = 0; right == 1 && numbers && k < found->count; k++)
+        if (found->kind[k] == NUMBER) {
+            PyObject *leaf = only_lazy(PyObject_CallOneArg(self->target.data, found->of[k]));
+            right = leaf ? token_of(leaf, &w->words[(found->list ? 2 : 1) + k]) : -1;
+            Py_XDECREF(leaf);
+        }
+    return right;
+}
+
+/* Record a call: 1 with what it makes, or RETRY if it came too late; 0 if it is of another form, -1 for an error. */
+static int try_record(Record *self, PyObject *const *args, Py_ssize_t num_args, PyObject **made)
+{
+    Words w;
+    Operands found;
+    int right;
+    if (!check_alive(&self->target))
+        return -1;
+    if (num_args != self->num_args)
+        return 0;
+    found.count = found.parts = 0;
+    found.list = found.key = found.entry = NULL;
+    begin_words(&w);
+    right = read_call(self, args, &w, &found);
+    if (right == 1) {
+        *made = emit(&self->target, &w, &PyTuple_GET_ITEM(found.entry, 1), self->num_results, self->structure);
+        right = *made ? 1 : -1;
+    }
+    end_words(&w);
+    end_operands(&found);
+    return right;
+}
+
+/* Record a call, or hand it on: to the function of another form, and at last to Python code. */
+static PyObject *record(PyObject *whom, PyObject *const *args, Py_ssize_t num_args)
+{
+    PyObject *tuple, *made;
+    Py_ssize_t k;
+    while (Py_TYPE(whom) == &RecordType) {      /* each holds the next one, and our caller the first */
+        int right = try_record((Record *)whom, args, num_args, &made);
+        if (right < 0)
+            return NULL;
+        if (right && made != known.retry)
+            return made;
+        if (right)
+            Py_DECREF(made);
+        whom = right ? ((Record *)whom)->general : ((Record *)whom)->other;
+    }
+    if (!(tuple = PyTuple_New(num_args)))
+        return NULL;
+    for (k = 0; k < num_args; k++)
+        PyTuple_SET_ITEM(tuple, k, held(args[k]));
+    made = PyObject_CallOneArg(whom, tuple);
+    Py_DECREF(tuple);
+    return made;
+}
+
+static PyObject *record_call(PyObject *me, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    if (PyVectorcall_NARGS(nargsf) != 1 || (names && PyTuple_GET_SIZE(names)) || !PyTuple_CheckExact(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "record takes a tuple of arguments");
+        return NULL;
+    }
+    return record(me, &PyTuple_GET_ITEM(args[0], 0), PyTuple_GET_SIZE(args[0]));
+}
+
+static int put_code(Record *self, int code)
+{
+    if (self->num_code % 32 == 0) {
+        int *larger = PyMem_Realloc(self->code, (self->num_code + 32) * sizeof *larger);
+        if (!larger) {
+            PyErr_NoMemory();
+            return 0;
+        }
+        self->code = larger;
+    }
+    self->code[self->num_code++] = code;
+    return 1;
+}
+
+/* The letter of a form as code; 0 if it is none. */
+static int letter_of(PyObject *form)
+{
+    static const struct {const char *name; int code;} letters[] = {
+        {"a", ARRAY}, {"d", DATA}, {"i", WORD}, {"n", NUMBER},
+        {"None", IS_NONE}, {"True", IS_TRUE}, {"False", IS_FALSE}};
+    size_t k;
+    for (k = 0; PyUnicode_Check(form) && k < sizeof letters / sizeof *letters; k++)
+        if (!PyUnicode_CompareWithASCIIString(form, letters[k].name))
+            return letters[k].code;
+    return 0;
+}
+
+/* Whether a form is that of a list of one element, an array or a list of arrays. */
+static int is_list_of_arrays(PyObject *form)
+{
+    PyObject *element;
+    Py_ssize_t k = 0;
+    if (!is_pair(form) || PyTuple_GET_SIZE(PyTuple_GET_ITEM(form, 1)) != 1)
+        return 0;
+    element = PyTuple_GET_ITEM(PyTuple_GET_ITEM(form, 1), 0);
+    if (!is_pair(element))
+        return letter_of(element) == ARRAY;
+    element = PyTuple_GET_ITEM(element, 1);
+    while (k < PyTuple_GET_SIZE(element) && letter_of(PyTuple_GET_ITEM(element, k)) == ARRAY)
+        k++;
+    return k && k == PyTuple_GET_SIZE(element);
+}
+
+/* Forms as code; 0 with an error if they are none, or too many. */
+static int put_forms(Record *self, PyObject *forms, Py_ssize_t place)
+{
+    Py_ssize_t k;
+    for (k = 0; k < PyTuple_GET_SIZE(forms); k++) {
+        PyObject *form = PyTuple_GET_ITEM(forms, k);
+        int letter = letter_of(form);
+        if (k == place ? !is_list_of_arrays(form) : !letter && !is_pair(form)) {
+            PyErr_Format(PyExc_ValueError, "%R is no form of an argument%s", form, k == place ? ", a list" : "");
+            return 0;
+        }
+        if (k == place && !put_code(self, ELEMENTS))
+            return 0;
+        if (letter) {
+            self->num_operands += letter == ARRAY || letter == DATA || letter == WORD || letter == NUMBER;
+            if (self->num_operands > MOST_OPERANDS) {
+                PyErr_Format(PyExc_ValueError, "a call has at most %d operands", MOST_OPERANDS);
+                return 0;
+            }
+            if (!put_code(self, letter))
+                return 0;
+        } else {
+            PyObject *parts = PyTuple_GET_ITEM(form, 1);
+            if (!put_code(self, PyTuple_GET_ITEM(form, 0) == (PyObject *)&PyTuple_Type ? TUPLE : LIST)
+                || !put_code(self, (int)PyTuple_GET_SIZE(parts)) || !put_forms(self, parts, -1))
+                return 0;
+        }
+    }
+    return 1;
+}
+
+static PyObject *record_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    PyObject *forms, *structure, *calls, *entries, *other, *general, *lengths;
+    Py_ssize_t num_results, place;
+    Record *self;
+    if (!may_make(names)
+        || !PyArg_ParseTuple(args, "O!OnnOO!OOO", &PyTuple_Type, &forms, &structure, &num_results, &place, &calls,
+                             &PyDict_Type, &entries, &other, &general, &lengths))
+        return NULL;
+    if (num_results < 1 || place < -1 || place >= PyTuple_GET_SIZE(forms)) {
+        PyErr_SetString(PyExc_ValueError, "a call has a result, and its list is one of the arguments");
+        return NULL;
+    }
+    if (!check_structure(structure, num_results) || !(self = (Record *)type->tp_alloc(type, 0)))
+        return NULL;
+    self->call = record_call;
+    self->structure = held(structure);
+    self->entries = held(entries);
+    self->other = held(other);
+    self->general = held(general);
+    self->lengths = held(lengths);
+    self->num_args = PyTuple_GET_SIZE(forms);
+    self->num_results = num_results;
+    if (!open_target(&self->target, calls) || !put_forms(self, forms, place))
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static int record_traverse(PyObject *me, visitproc visit, void *arg)
+{
+    Record *self = (Record *)me;
+    VISIT_TARGET(self->target);
+    Py_VISIT(self->structure);
+    Py_VISIT(self->entries);
+    Py_VISIT(self->other);
+    Py_VISIT(self->general);
+    Py_VISIT(self->lengths);
+    Py_VISIT(self->last_key);
+    Py_VISIT(self->last_entry);
+    return 0;
+}
+
+static int record_clear(PyObject *me)
+{
+    Record *self = (Record *)me;
+    CLEAR_TARGET(self->target);
+    Py_CLEAR(self->structure);
+    Py_CLEAR(self->entries);
+    Py_CLEAR(self->other);
+    Py_CLEAR(self->general);
+    Py_CLEAR(self->lengths);
+    Py_CLEAR(self->last_key);
+    Py_CLEAR(self->last_entry);
+    PyMem_Free(self->code);
+    self->code = NULL;
+    return 0;
+}
+
+/* ---- Call: the __call__ of a marked block ------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc call;
+    PyObject *state, *otherwise, *dict;
+} Call;
+
+static int has_hooks(PyObject *block, PyObject *name)
+{
+    PyObject *hooks = PyObject_GetAttr(block, name);
+    int any = hooks ? PyObject_IsTrue(hooks) : -1;
+    Py_XDECREF(hooks);
+    return any;
+}
+
+/* The function that records calls of a block, held; NULL if there is none, or for an error. */
+static PyObject *find_record(PyObject *state, PyObject *block)
+{
+    PyObject *listener = PyObject_GetAttr(state, known.listener), *vertices = NULL, *key = NULL, *found = NULL;
+    if (listener && listener != Py_None && has_hooks(block, known.forward_hooks) == 0
+        && has_hooks(block, known.forward_pre_hooks) == 0 && (vertices = PyObject_GetAttr(listener, known.vertices))
+        && PyDict_CheckExact(vertices) && (key = PyLong_FromVoidPtr(block)))
+        found = PyDict_GetItemWithError(vertices, key);
+    Py_XINCREF(found);
+    Py_XDECREF(listener);
+    Py_XDECREF(vertices);
+    Py_XDECREF(key);
+    return found;
+}
+
+static PyObject *call_call(PyObject *me, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    Call *self = (Call *)me;
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    PyObject *found, *made;
+    if (!self->otherwise) {
+        PyErr_SetString(PyExc_RuntimeError, "this function was collected as garbage");
+        return NULL;
+    }
+    if (n && !(names && PyTuple_GET_SIZE(names))) {
+        if ((found = find_record(self->state, args[0]))) {
+            made = record(found, args + 1, n - 1);
+            Py_DECREF(found);
+            return made;
+        }
+        if (PyErr_Occurred())
+            return NULL;
+    }
+    return PyObject_Vectorcall(self->otherwise, args, nargsf, names);
+}
+
+static PyObject *call_bind(PyObject *me, PyObject *block, PyObject *type)
+{
+    (void)type;
+    return !block || block == Py_None ? held(me) : PyMethod_New(me, block);
+}
+
+static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    PyObject *state, *otherwise;
+    Call *self;
+    if (!may_make(names) || !PyArg_ParseTuple(args, "OO", &state, &otherwise)
+        || !(self = (Call *)type->tp_alloc(type, 0)))
+        return NULL;
+    self->call = call_call;
+    self->state = held(state);
+    self->otherwise = held(otherwise);
+    return (PyObject *)self;
+}
+
+static int call_traverse(PyObject *me, visitproc visit, void *arg)
+{
+    Call *self = (Call *)me;
+    Py_VISIT(self->state);
+    Py_VISIT(self->otherwise);
+    Py_VISIT(self->dict);
+    return 0;
+}
+
+static int call_clear(PyObject *me)
+{
+    Call *self = (Call *)me;
+    Py_CLEAR(self->state);
+    Py_CLEAR(self->otherwise);
+    Py_CLEAR(self->dict);
+    return 0;
+}
+
+/* ---- the module ---------------------------------------------------------------------------------- */
+
+#define CALLABLE(NAME, STRUCT, PREFIX, DOC, FLAGS) \
+    .tp_name = "gluon_dynbatch._fastpath." NAME, .tp_basicsize = sizeof(STRUCT), .tp_doc = DOC, \
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | (FLAGS), \
+    .tp_vectorcall_offset = offsetof(STRUCT, call), .tp_call = PyVectorcall_Call, .tp_new = PREFIX##_new, \
+    .tp_traverse = PREFIX##_traverse, .tp_clear = PREFIX##_clear, .tp_dealloc = free_object
+
+static PyTypeObject AppendType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    CALLABLE("Append", Append, append, "Append(structure, num_operands, slots, calls, number, owners)", 0)};
+
+static PyTypeObject RecordType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    CALLABLE("Record", Record, record,
+             "Record(forms, structure, num_results, place, calls, entries, other, general, lengths)", 0)};
+
+static PyGetSetDef call_attributes[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict}, {NULL}};
+
+static PyTypeObject CallType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    CALLABLE("Call", Call, call, "Call(thread_state, otherwise)", Py_TPFLAGS_METHOD_DESCRIPTOR),
+    .tp_descr_get = call_bind, .tp_dictoffset = offsetof(Call, dict), .tp_getset = call_attributes};
+
+static PyObject *is_held(PyObject *module, PyObject *made)
+{
+    PyObject *answer;
+    char *at;
+    Py_ssize_t k, n;
+    (void)module;
+    if (!PyList_CheckExact(made)) {
+        PyErr_SetString(PyExc_TypeError, "is_held takes the list of tokens");
+        return NULL;
+    }
+    n = PyList_GET_SIZE(made);
+    if ((answer = PyByteArray_FromStringAndSize(NULL, n)))
+        for (k = 0, at = PyByteArray_AS_STRING(answer); k < n; k++)
+            at[k] = Py_REFCNT(PyList_GET_ITEM(made, k)) > 1;
+    return answer;
+}
+
+static PyObject *common_owner(PyObject *module, PyObject *arrays)
+{
+    Py_ssize_t k, n = PyList_CheckExact(arrays) || PyTuple_CheckExact(arrays) ? PySequence_Fast_GET_SIZE(arrays) : 0;
+    PyObject *owner = NULL;
+    (void)module;
+    for (k = 0; k < n; k++) {
+        PyObject *x = PySequence_Fast_GET_ITEM(arrays, k);
+        if (!IS_LAZY(x) || !SLOT(x, known.owner) || (owner && SLOT(x, known.owner) != owner))
+            return held(Py_None);
+        owner = SLOT(x, known.owner);
+    }
+    return held(owner ? owner : Py_None);
+}
+
+static Py_ssize_t slot_of(PyTypeObject *type, const char *name)
+{
+    PyObject *slot = PyObject_GetAttrString((PyObject *)type, name);
+    Py_ssize_t offset = -1;
+    if (slot && Py_TYPE(slot) == &PyMemberDescr_Type && PyType_IsSubtype(type, PyDescr_TYPE(slot))
+        && ((PyMemberDescrObject *)slot)->d_member->type == T_OBJECT_EX)
+        offset = ((PyMemberDescrObject *)slot)->d_member->offset;
+    else if (slot)
+        PyErr_Format(PyExc_TypeError, "%s is no slot of %s", name, type->tp_name);
+    Py_XDECREF(slot);
+    return offset;
+}
+
+static PyObject *bind(PyObject *module, PyObject *args)
+{
+    PyTypeObject *lazy, *ndarray, *integer;
+    PyObject *retry;
+    Py_ssize_t owner, token;
+    long long first, largest;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O!O!OLL", &PyType_Type, &lazy, &PyType_Type, &ndarray, &PyType_Type, &integer,
+                          &retry, &first, &largest)
+        || (owner = slot_of(lazy, "owner")) < 0 || (token = slot_of(lazy, "token")) < 0)
+        return NULL;
+    lazy->tp_finalize = NULL;                   /* a LazyArray ends in silence: the __del__ of NDArray frees a handle */
+    known.owner = owner;
+    known.token = token;
+    known.first = first;
+    known.largest = largest;
+    Py_XSETREF(known.lazy, (PyTypeObject *)held((PyObject *)lazy));     /* for the life of the process, as the module */
+    Py_XSETREF(known.ndarray, (PyTypeObject *)held((PyObject *)ndarray));
+    Py_XSETREF(known.integer, (PyTypeObject *)held((PyObject *)integer));
+    Py_XSETREF(known.retry, held(retry));
+    return held(Py_None);
+}
+
+static PyMethodDef functions[] = {
+    {"bind", bind, METH_VARARGS, "bind(LazyArray, ndarray, integer, RETRY, first token, largest word id): once, first"},
+    {"common_owner", common_owner, METH_O, "common_owner(arrays) -> the owner of all of them; None if there is none"},
+    {"is_held", is_held, METH_O, "is_held(tokens) -> for each a byte: whether anybody but the list holds it"},
+    {NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "gluon_dynbatch._fastpath", .m_doc = "Recording, compiled; see fastpath.py.",
+    .m_size = -1, .m_methods = functions};
+
+PyMODINIT_FUNC PyInit__fastpath(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+    if (module && (!(known.listener = PyUnicode_InternFromString("listener"))
+        || !(known.vertices = PyUnicode_InternFromString("vertices"))
+        || !(known.forward_hooks = PyUnicode_InternFromString("_forward_hooks"))
+        || !(known.forward_pre_hooks = PyUnicode_InternFromString("_forward_pre_hooks"))
+        || !(known.watched = PyUnicode_InternFromString("watched"))
+        || !(known.too_late = PyUnicode_InternFromString("too_late"))
+        || PyModule_AddType(module, &AppendType) || PyModule_AddType(module, &RecordType)
+        || PyModule_AddType(module, &CallType)))
+        Py_CLEAR(module);
+    return module;
+}

@@ -20,7 +20,7 @@ from .runtime import run_calls
 from .signature import Signature
 from .values import DEVICES, SPECS, Stretches, array_spec, data_spec, memory_of
 
-__all__ = ["NO_ARRAY", "BaseSparseNDArray", "CallClass", "Calls", "Entry", "Owner"]
+__all__ = ["NO_ARRAY", "BaseSparseNDArray", "CallClass", "Calls", "Entry", "Owner", "owner_of"]
 
 NDArray = mx.nd.NDArray
 BaseSparseNDArray = mx.nd.sparse.BaseSparseNDArray
@@ -97,6 +97,14 @@ NO_ARRAY = LazyArray()          # stands for what cannot be an operand: no entry
 NO_ARRAY.owner = None
 
 
+def owner_of(array: Any) -> Any:
+    """Who owns a LazyArray; None for others, and for one that another thread gives its value right now."""
+    try:
+        return array.owner if type(array) is LazyArray else None
+    except AttributeError:
+        return None
+
+
 class Calls:
     """The calls since the last flush.
 
@@ -167,8 +175,8 @@ class Calls:
             if self.failure is not None:
                 raise self.failure
             if self.flushed is None and self.log:
+                self.recorder.start_new_calls(self)     # first: who finds these sealed goes on with the new ones
                 self.sealed = self.watched = True
-                self.recorder.start_new_calls(self)
                 try:
                     with listening(None):       # what the engine runs is nobody's call
                         self.flushed = run_calls(self, reason)
@@ -204,9 +212,8 @@ class Calls:
 
     def operand(self, array: Any) -> LazyArray:
         """The array itself, if it stands for a value of these calls, else what stands for it."""
-        if type(array) is LazyArray and isinstance(array.owner, Owner) and array.owner.calls is self:
-            return array
-        return self.outside(array)
+        owner = owner_of(array)
+        return array if isinstance(owner, Owner) and owner.calls is self else self.outside(array)
 
     def outside(self, array: Any) -> LazyArray:
         """What stands for an outside array, one and the same each time; NO_ARRAY if it cannot be an operand."""
@@ -223,17 +230,19 @@ class Calls:
     def table(self, array: Any) -> LazyArray:
         """What stands for the array of a parameter that is only looked up, whose gradient is sparse."""
         key = (id(array), "looked up")
-        if key not in self.leaf_of:
+        leaf = self.leaf_of.get(key)
+        if leaf is None:
             leaf = self.leaf_of[key] = self._leaf(array, array_spec(array))
             leaf.owner = Owner(self, leaf.owner.spec, id(array))
-        return self.leaf_of[key]
+        return leaf
 
     def index(self, array: Any) -> LazyArray:
         """What stands for an outside array that is stored by rows."""
         key = (id(array), "by rows")
-        if key not in self.leaf_of:
-            self.leaf_of[key] = self._leaf(array, array_spec(array, by_rows=True))
-        return self.leaf_of[key]
+        leaf = self.leaf_of.get(key)
+        if leaf is None:
+            leaf = self.leaf_of[key] = self._leaf(array, array_spec(array, by_rows=True))
+        return leaf
 
     def data(self, value: Any) -> LazyArray:
         """What stands for a Python number or numpy array."""
@@ -248,9 +257,10 @@ class Calls:
         return leaf
 
     def owner(self, spec: int) -> Owner:
-        if spec not in self.owners:
-            self.owners[spec] = Owner(self, spec)
-        return self.owners[spec]
+        owner = self.owners.get(spec)
+        if owner is None:                       # (never asked for twice: another thread may empty the table)
+            owner = self.owners[spec] = Owner(self, spec)
+        return owner
 
     def note_view(self, view: LazyArray, base: LazyArray, make: Any) -> None:
         if view.owner.calls is base.owner.calls:
@@ -289,11 +299,19 @@ class Calls:
             if self.classes and self.classes[0].signature.context != signature.context:
                 # A flush runs on one device. After it, the caller records the call anew.
                 self.flush("a call on another device was recorded")
-                return Entry(-1, cls, rows, (), (), lambda operands: RETRY)
+                return _sealed_entry(cls)
             self.by_signature[signature, recorded, parameters] = cls
             self.classes.append(cls)
         number, num_operands = len(self.entries), len(signature.operand_specs) - signature.slots
         owners = tuple(map(self.owner, signature.output_specs(rows)))
         append = make_append(num_operands, signature.structure, len(owners), signature.slots)(self, number, owners)
-        self.entries.append(Entry(number, cls, rows, numbers or (False,) * num_operands, owners, append))
-        return self.entries[-1]
+        if self.sealed:                 # asked behind it: it may be bound to a log that nobody reads
+            return _sealed_entry(cls)
+        entry = Entry(number, cls, rows, numbers or (False,) * num_operands, owners, append)
+        self.entries.append(entry)      # (if another thread flushes now, whoever appends to the entry has to try again)
+        return entry
+
+
+def _sealed_entry(cls: CallClass) -> Entry:
+    """Of calls that are being flushed: whoever appends to it has to try again."""
+    return Entry(-1, cls, 1, (), (), lambda operands: RETRY)

@@ -14,12 +14,12 @@ __all__ = ["check_calls"]
 _TOLERANCE = {"float64": (1e-7, 1e-9), "float16": (1e-2, 1e-2)}
 
 
-def check_calls(calls: Any, flushed: Any, tables: Any, scanned: Any) -> None:
+def check_calls(flushed: Any, tables: Any, scanned: Any) -> None:
     """Run the calls one by one in recorded order, each on the values that the loop would give it."""
     values: dict[int, Any] = {}
     recording, leaves = tables.recording, tables.leaves
     for i, c in enumerate(recording.call_class.tolist()):
-        cls = calls.classes[c]
+        cls = tables.classes[c]
         signature = cls.signature
         tokens = recording.operands[scanned.operand_offsets[i]:scanned.operand_offsets[i + 1]].tolist()
         operands = [values[t] if t >= 0 else leaves.array(-1 - t) for t in tokens]

@@ -18,7 +18,7 @@ __all__ = ["AUTO", "choose_method"]
 AUTO = Auto()           # of the whole process
 
 
-def choose_method(config: Any, classes: Sequence[Any], tables: Any) -> Sample:
+def choose_method(config: Any, tables: Any) -> Sample:
     """What a flush is planned with, in a sample that it fills in."""
     grain = "vertex" if config.granularity == "auto" else config.granularity
     if config.policy != "auto":
@@ -26,24 +26,24 @@ def choose_method(config: Any, classes: Sequence[Any], tables: Any) -> Sample:
             use_measured_costs()
         return Sample(Method(config.policy, grain))
     # The same code with another number of children, or on longer inputs, is the same model.
-    model = frozenset((id(cls.identity[0]) if cls.identity else 0, cls.signature.title) for cls in classes)
+    model = frozenset((id(cls.identity[0]) if cls.identity else 0, cls.signature.title)
+                      for cls in tables.classes)
     first = Method("depth", grain)
     others = [Method("cost", grain), Method("agenda", grain)]
     if config.granularity == "auto":
         others += [Method("depth", "graph"), Method("cost", "graph")]
     return AUTO.choose((config.granularity, config.analysis_budget, model), first, lambda us: _worth_trying(
-        first, others, config.analysis_budget * us, classes, tables))
+        first, others, config.analysis_budget * us, tables))
 
 
-def _worth_trying(first: Method, others: Sequence[Method], budget_us: float, classes: Sequence[Any],
-                  tables: Any) -> list[Method]:
+def _worth_trying(first: Method, others: Sequence[Method], budget_us: float, tables: Any) -> list[Method]:
     """Methods whose plan of this flush is predicted to be faster than the first's, planning included; best first.
 
     Parameters
     ----------
     budget_us : what planning may take, a call
     """
-    problem = make_problem(classes, tables.recording, scan(tables.recording), weighed=True)
+    problem = make_problem(tables.classes, tables.recording, scan(tables.recording), weighed=True)
     plan_launches(problem, others[0])               # compiled and warm
     limit = predicted_us(problem, plan_launches(problem, first))
     found = []

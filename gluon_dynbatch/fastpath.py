@@ -146,14 +146,14 @@ def make_append(num_operands: int, structure: Any, num_outputs: int, slots: int 
     operands = [f"x{k}" for k in range(num_operands)]
     unpacked, tokens, pack = f"{_listed(operands)} = operands", [f"{x}.token" for x in operands], "pack"
     if slots:
-        unpacked, pack = "tokens = [x.token for x in operands]", "packs[2 + len(tokens)]"
-        tokens = [f"(len(tokens) - {num_operands}) // {slots}", "*tokens"]
+        unpacked, pack = "count = len(operands)", "packs[2 + count]"
+        tokens = [f"(count - {num_operands}) // {slots}", "*[x.token for x in operands]"]
     lines = [
         "def make(calls, number, owners):",
         f"    {_listed(_outputs('o', num_outputs))} = owners",
         f"    def append(operands, log=calls.log, made=calls.made, pack=packs[{1 + num_operands}]):",
         f"        {unpacked}" if operands or slots else "        pass",
-        *_record([_call(pack, tokens)], structure, num_outputs, "RETRY"),
+        *_record(_call(pack, tokens, "RETRY"), structure, num_outputs, "RETRY"),
         "    return append"]
     return _compiled(lines)
 
@@ -191,14 +191,13 @@ def make_recorder(forms: tuple[Any, ...], structure: Any, num_outputs: int, plac
         lines += _first_element(f"args_{place}", forms[place], parts)
         collect = _collect_elements(f"args_{place}", forms[place], parts)
     lines += [
-        # (An array has no owner and no token any more once another thread has given it its value.)
+        # (Like a token, it has no owner any more.)
         f"        try: entry = entries.get(({_listed(owners)}))",
         "        except AttributeError: entry = None",
         "        if entry is None: return other(args)",
         f"        {_listed(['number', *_outputs('o', num_outputs)])} = entry",
         *collect,
-        *_record([f"try: {_call(pack, tokens)}", "except AttributeError: return general(args)"], structure, num_outputs,
-                 "general(args)"),
+        *_record(_call(pack, tokens, "general(args)"), structure, num_outputs, "general(args)"),
         "    return record"]
     return _compiled(lines)
 
@@ -277,8 +276,9 @@ def _unpack(name: str, forms: tuple[Any, ...], lines: list[str], operands: list[
             operands.append((part, form))
 
 
-def _call(pack: str, tokens: list[str]) -> str:
-    return f"call = {pack}({', '.join(['number', *tokens])})"
+def _call(pack: str, tokens: list[str], too_late: str) -> list[str]:
+    """Code that makes a call of tokens; an array has none any more once another thread has given it its value."""
+    return [f"try: call = {pack}({', '.join(['number', *tokens])})", f"except AttributeError: return {too_late}"]
 
 
 def _record(call: list[str], structure: Any, num_outputs: int, too_late: str) -> list[str]:

@@ -155,26 +155,25 @@ class PlanCache:
 PLANS = PlanCache()         # of the whole process
 
 
-def plan_flush(calls: Any, tables: Any, method: Method) -> tuple[Planned, bool]:
+def plan_flush(tables: Any, method: Method) -> tuple[Planned, bool]:
     """The plan of what was recorded, and whether it was known already.
 
     Parameters
     ----------
-    calls : its classes are read
     tables : what was recorded, as arrays
     method : Method
     """
-    r = tables.recording
-    wanted_params = [tuple(bool(p.parameter.grad_req != "null") for p in cls.signature.params) for cls in calls.classes]
+    r, classes = tables.recording, tables.classes
+    wanted_params = [tuple(bool(p.parameter.grad_req != "null") for p in cls.signature.params) for cls in classes]
     arrays = (r.call_class, r.call_width, r.call_count, r.operands, r.leaf_buffers, r.leaf_widths, r.leaf_wanted,
               r.heads, tables.value_specs, tables.viewed)
-    key = (method, tuple(tables.buffers), tuple((cls.signature, cls.recorded) for cls in calls.classes),
+    key = (method, tuple(tables.buffers), tuple((cls.signature, cls.recorded) for cls in classes),
            tuple(wanted_params), _checksum(r.call_class, r.operands, r.heads))
     planned = PLANS.get(key, arrays)
     if planned is not None:
         return planned, True
-    planned = _plan(calls.classes, tables, method, wanted_params)
-    PLANS.put(key, arrays, planned, [cls.identity[0] for cls in calls.classes if cls.identity is not None])
+    planned = _plan(tables, method, wanted_params)
+    PLANS.put(key, arrays, planned, [cls.identity[0] for cls in classes if cls.identity is not None])
     return planned, False
 
 
@@ -187,8 +186,8 @@ def _checksum(call_class, operands, heads):  # type: ignore[no-untyped-def]
     return total
 
 
-def _plan(classes: Sequence[Any], tables: Any, method: Method, wanted_params: Any) -> Planned:
-    r = tables.recording
+def _plan(tables: Any, method: Method, wanted_params: Any) -> Planned:
+    r, classes = tables.recording, tables.classes
     scanned = scan(r)
     launch = plan_launches(make_problem(classes, r, scanned, method.policy in ("agenda", "cost")), method)
     names = [ClassName(cls.signature, cls.where) for cls in classes]

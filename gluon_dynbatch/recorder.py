@@ -12,7 +12,7 @@ import numpy as np
 from cavs_core import LazyArray, Listener, ProgramError, TraceError, inactive, supports
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
-from .calls import NO_ARRAY, BaseSparseNDArray, Calls, Entry
+from .calls import NO_ARRAY, BaseSparseNDArray, Calls, Entry, owner_of
 from .fastpath import KEYED, RETRY, common_owner, flat_form, form_of, make_recorder
 from .lists import ListCall, join_lengths, list_calls
 from .signature import (
@@ -97,7 +97,7 @@ class Recorder(Listener):
         operands = [x if type(x) is LazyArray else outside(x) for x in arrays]
         try:
             entry = self._operators.get((name, *attrs.items(), *[x.owner for x in operands]))
-        except TypeError:                       # an attribute that is a list
+        except (TypeError, AttributeError):     # an attribute that is a list; an operand that gets its value right now
             entry = None
         if entry is not None:
             result = entry.append(operands)
@@ -107,8 +107,9 @@ class Recorder(Listener):
 
     def _are_rows(self, arrays: Any) -> bool:
         """Whether all arrays are single rows of one spec."""
-        specs = {x.owner.spec if x is not NO_ARRAY else -1 for x in map(self.calls.operand, arrays)}
-        return len(specs) == 1 and WIDTHS[max(specs)] == 1
+        owners = {owner_of(self.calls.operand(x)) for x in arrays}
+        specs = {owner.spec for owner in owners if owner is not None}
+        return None not in owners and len(specs) == 1 and WIDTHS[max(specs)] == 1
 
     def _record_operator(self, name, arrays, attrs, call):
         """The general way: operands of every origin."""
@@ -124,16 +125,19 @@ class Recorder(Listener):
         if operands is None:
             self.alone(self._why_alone(name, arrays))
             return call()
-        entry = self._operator_entry(calls, name, attrs, operands)
+        owners = [owner_of(x) for x in operands]
+        if None in owners:                      # an operand gets its value right now: it comes from outside then
+            return self._record_operator(name, arrays, attrs, call)
+        entry = self._operator_entry(calls, name, attrs, owners)
         if entry is None:
             return call()
         result = entry.append(operands)
         if result is RETRY:
             return self._record_operator(name, arrays, attrs, call)
         with contextlib.suppress(TypeError):    # an attribute that is a list
-            short[(name, *attrs.items(), *[x.owner for x in operands])] = entry
-        if entry.cls.signature.slots and (owner := common_owner(operands)) is not None:
-            short[_list_key(name, attrs, owner, len(operands))] = entry
+            short[(name, *attrs.items(), *owners)] = entry
+        if entry.cls.signature.slots and len(set(owners)) == 1:
+            short[_list_key(name, attrs, owners[0], len(owners))] = entry
         return result
 
     def _why_alone(self, name: str, arrays: Any) -> str:
@@ -161,10 +165,10 @@ class Recorder(Listener):
                 operands[k] = calls.index(arrays[k])
         return operands
 
-    def _operator_entry(self, calls: Calls, name: str, attrs: dict[str, Any], operands: list[Any]) -> Entry | None:
-        """What an operator call is, or None if it must run alone."""
-        specs = tuple([x.owner.spec for x in operands])
-        parameters = tuple([x.owner.parameter for x in operands])
+    def _operator_entry(self, calls: Calls, name: str, attrs: dict[str, Any], owners: list[Any]) -> Entry | None:
+        """What an operator call on operands of these owners is, or None if it must run alone."""
+        specs = tuple([owner.spec for owner in owners])
+        parameters = tuple([owner.parameter for owner in owners])
         try:
             key = (name, tuple(attrs.items()), specs, parameters, self.recording, self.training)
             entry = calls.by_key.get(key)
@@ -197,10 +201,11 @@ class Recorder(Listener):
         """An operator that writes into an array that exists: x += y only gives x a new value, all else runs now."""
         calls = self.calls
         operands = self._operands(name, arrays, calls) if arrays else None
-        if (operands is not None and type(out) is LazyArray and calls.operand(out) is out
+        owners = [owner_of(x) for x in operands or ()]
+        if (operands is not None and None not in owners and type(out) is LazyArray and calls.operand(out) is out
                 and not calls.shares_memory(out)):
-            entry = self._operator_entry(calls, name, attrs, operands)
-            if entry is not None and entry.owners == (out.owner,):
+            entry = self._operator_entry(calls, name, attrs, owners)
+            if entry is not None and entry.owners == (owner_of(out),):
                 new = entry.append(operands)
                 if new is not RETRY:
                     out.token = new.token       # the old value dies, unless a recorded call reads it
@@ -301,9 +306,10 @@ class Recorder(Listener):
                                   numbered)
             if joined is not None:
                 short = (joined[0], self.recording)
-                if short not in calls.by_key:
-                    calls.by_key[short] = calls.new_entry(*short, identity=(identity, part))
-                return calls.by_key[short], listed, joined[1]
+                entry = calls.by_key.get(short)
+                if entry is None:
+                    entry = calls.by_key[short] = calls.new_entry(*short, identity=(identity, part))
+                return entry, listed, joined[1]
         return calls.new_entry(signature, self.recording, identity=(identity, part)), None, None
 
     def _go_short(self, calls: Calls, state: Any, vertex: Any, forms: Any, place: int, lengths: Any, entry: Entry,
@@ -315,13 +321,16 @@ class Recorder(Listener):
         if entries is None:
             entries = calls.forms[key] = {}
             table = calls.short[state][0]
-            table[vertex] = make_recorder(*key[2:])(calls, entries, table.get(vertex, general), general, lengths)
+            record = make_recorder(*key[2:])(calls, entries, table.get(vertex, general), general, lengths)
+            if calls.sealed:                    # asked behind it: it may be bound to a log that nobody reads
+                return
+            table[vertex] = record
         fixed = forms if place < 0 else forms[:place] + forms[place + 1:]
         kinds = [form for form in flat_form(fixed) if form in (*KEYED, "i", "n")]
         if "i" in kinds:
             entry = calls.new_entry(signature, entry.cls.recorded, numbers=tuple(kind == "i" for kind in kinds))
-        owners = [x.owner for x, kind in zip(operands, kinds) if kind in KEYED]
-        owners += [x.owner for x in operands[len(kinds):len(kinds) + signature.slots]]
+        owners = [owner_of(x) for x, kind in zip(operands, kinds) if kind in KEYED]
+        owners += [owner_of(x) for x in operands[len(kinds):len(kinds) + signature.slots]]
         entries[tuple(owners)] = (entry.number, *entry.owners)
 
     def _collect(self, x: Any, calls: Calls, operands: list[LazyArray], specs: list[Any]) -> None:
@@ -337,8 +346,11 @@ class Recorder(Listener):
             operand = calls.operand(x) if isinstance(x, NDArray) else calls.data(x)
             if operand is NO_ARRAY:
                 raise TypeError(f"an argument {self.why_apart(x)}")
+            owner = owner_of(operand)
+            if owner is None:                   # it gets its value right now, and comes from outside then
+                return self._collect(x, calls, operands, specs)
             operands.append(operand)
-            specs.append(operand.owner.spec)
+            specs.append(owner.spec)
         else:
             raise TypeError(f"an argument is a {type(x).__name__}; a vertex takes arrays, numbers, and lists of them")
 

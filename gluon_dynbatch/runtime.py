@@ -32,8 +32,8 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     start = time.perf_counter()
     tables = read_calls(calls)
     recording, buffers, leaves = tables.recording, tables.buffers, tables.leaves
-    sample = choose_method(scope.config, calls.classes, tables)
-    planned, sample.known = plan_flush(calls, tables, sample.method)
+    sample = choose_method(scope.config, tables)
+    planned, sample.known = plan_flush(tables, sample.method)
     layout, plans, grouping = planned.layout, planned.plans, planned.grouping
     analyzed = time.perf_counter()
     context = DEVICES[tables.value_specs[0]]
@@ -62,7 +62,7 @@ def run_calls(calls: Any, reason: str) -> Flushed:
 
     flushed = Flushed(run, calls, tables, planned, note_backward)
     if scope.config.check:
-        check_calls(calls, flushed, tables, planned.scan)
+        check_calls(flushed, tables, planned.scan)
     sample.calls, sample.analyze_ms = len(recording.call_class), (analyzed - start) * 1e3
     sample.ms += (finished - start) * 1e3
     stats.flushes += 1

@@ -40,6 +40,7 @@ class Tables:
 
     Attributes
     ----------
+    classes : CallClass of each class
     recording : what the analyzer reads
     buffers : process-wide number of each buffer
     value_specs : int64 array, spec number of each value
@@ -47,16 +48,20 @@ class Tables:
     viewed : int64 array, values that others share their memory with
     """
 
-    def __init__(self, recording: Recording, buffers: list[int], value_specs: Any, leaves: Leaves, viewed: Any):
-        self.recording, self.buffers, self.value_specs, self.leaves = recording, buffers, value_specs, leaves
-        self.viewed = viewed
+    def __init__(self, classes: list[Any], recording: Recording, buffers: list[int], value_specs: Any, leaves: Leaves,
+                 viewed: Any):
+        self.classes, self.recording, self.buffers, self.value_specs = classes, recording, buffers, value_specs
+        self.leaves, self.viewed = leaves, viewed
 
 
 def read_calls(calls: Any) -> Tables:
     """Take the calls that are in the log by now; what only recording needs is dropped."""
-    log = np.frombuffer(bytes(calls.log), np.int64)     # a copy: another thread may record one more call right now
+    # Copies, the log first: another thread may record one more call right now, which is not taken.
+    log = np.frombuffer(bytes(calls.log), np.int64)
     held = find_held(calls.made)
-    entries, num_data = calls.entries, len(calls.leaves)
+    entries, known, specs = list(calls.entries), list(calls.classes), list(calls.leaf_spec)
+    num_data = len(specs)
+    data = calls.leaves[:num_data]
     call_entry, call_count, operands, numbers, value_specs = _read(
         log, *_joined([e.numbers for e in entries]), _array([e.cls.signature.slots for e in entries]),
         *_joined([[o.spec for o in e.owners] for e in entries]), FIRST, num_data)
@@ -68,22 +73,23 @@ def read_calls(calls: Any) -> Tables:
     heads = np.flatnonzero(held[:calls.num_taken])
 
     buffers: dict[int, int] = {}
-    classes = [_class_info(cls, buffers) for cls in calls.classes]
-    leaf_specs, place = np.unique(_array(calls.leaf_spec), return_inverse=True)
+    classes = [_class_info(cls, buffers) for cls in known]
+    leaf_specs, place = np.unique(_array(specs), return_inverse=True)
     if len(numbers):                            # they have one spec, behind the others
         leaf_specs = np.append(leaf_specs, calls.recorder.number_spec)
         place = np.concatenate([place, np.full(len(numbers), len(leaf_specs) - 1)])
     leaf_wanted = np.zeros(len(place), bool)
     if any(c.recorded for c in classes):
-        leaf_wanted[:num_data] = [isinstance(x, NDArray) and needs_gradient(x) for x in calls.leaves]
+        leaf_wanted[:num_data] = [isinstance(x, NDArray) and needs_gradient(x) for x in data]
     recording = Recording(
         classes, _array([e.cls.number for e in entries])[call_entry], _array([e.rows for e in entries])[call_entry],
         operands, _array([_buffer_of(s, buffers) for s in leaf_specs.tolist()])[place],
         _array([WIDTHS[s] for s in leaf_specs.tolist()])[place], leaf_wanted, heads, call_count)
     calls.forget()
-    return Tables(recording, list(buffers), value_specs, Leaves(calls.leaves, numbers, leaf_specs[place],
-                                                                      _parameters(calls)),
-                  _array(sorted(v for v in calls.viewed if v < calls.num_taken)))
+    of_parameters = calls.recorder.parameters
+    parameters = {k: of_parameters[id(x)][0] for k, x in enumerate(data) if id(x) in of_parameters}
+    return Tables(known, recording, list(buffers), value_specs, Leaves(data, numbers, leaf_specs[place], parameters),
+                  _array(sorted(v for v in list(calls.viewed) if v < calls.num_taken)))
 
 
 def recorded_bytes(r: Recording) -> int:
@@ -96,11 +102,6 @@ def recorded_bytes(r: Recording) -> int:
 
 _TOKEN = sys.getsizeof(1 << 32) + 8             # an int, and its place in a list
 _RESULT = sys.getsizeof(LazyArray()) + 16       # an array that stands for a result, and the collector's part
-
-
-def _parameters(calls: Any) -> dict[int, Any]:
-    known = calls.recorder.parameters
-    return {k: known[id(x)][0] for k, x in enumerate(calls.leaves) if id(x) in known}
 
 
 def _class_info(cls: Any, buffers: dict[int, int]) -> ClassInfo:

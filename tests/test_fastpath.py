@@ -12,7 +12,7 @@ import pytest
 import gluon_dynbatch as gdb
 from cavs_core import LazyArray
 from cavs_core.mxnet_compat import autograd, gluon, mx
-from gluon_dynbatch.fastpath import FIRST, form_of
+from gluon_dynbatch.fastpath import FIRST, RETRY, form_of
 
 nd = mx.nd
 pytestmark = pytest.mark.usefixtures("variant")
@@ -260,6 +260,52 @@ def test_another_thread_reads_while_this_one_records(hasty):
             stop.set()
             reader.join()
     assert scope.stats.flushes > 5 and seen
+
+
+def test_another_thread_reads_while_this_one_records_operators(hasty):
+    latest, stop, errors = [None], threading.Event(), []
+
+    def read():
+        while not stop.is_set():
+            if latest[0] is not None:
+                try:
+                    latest[0].wait_to_read()
+                except Exception as error:      # pytest would only warn
+                    errors.append(error)
+
+    def chain():
+        h = c = nd.ones((1,))
+        for _ in range(60):
+            h = nd.tanh(h * 0.5 + c)
+            c = nd.add_n(h, h, c) * 0.3
+            latest[0] = h
+        return h.asscalar()
+
+    want = chain()
+    latest[0] = None
+    reader = threading.Thread(target=read)
+    with gdb.batching(backend="mxnet") as scope:
+        reader.start()
+        try:
+            for _ in range(10):
+                np.testing.assert_allclose(chain(), want, rtol=1e-4)
+        finally:
+            stop.set()
+            reader.join()
+    assert scope.stats.flushes > 10 and not errors
+
+
+def test_an_entry_that_is_made_behind_a_flush_records_nothing_there():
+    """Its log is a new one, whose numbers would be those of calls that were flushed."""
+    with gdb.batching() as scope:
+        x = nd.ones((1,))
+        y = x * 2
+        calls, owner = scope.recorder.calls, y.owner
+        calls.flush("a test")
+        z = nd.tanh(x)
+        entry = calls.new_entry(scope.recorder.calls.classes[0].signature, False)
+        assert entry.append([z]) is RETRY
+        assert owner.calls is calls and (y.asscalar(), z.asscalar()) == (2, pytest.approx(np.tanh(1)))
 
 
 def test_calls_that_come_too_late_are_recorded_anew():

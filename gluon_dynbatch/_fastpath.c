@@ -829,12 +829,14 @@ static int record_clear(PyObject *me)
     return 0;
 }
 
-/* ---- Call: the __call__ of a marked block ------------------------------------------------------- */
+/* ---- Call: the __call__ of a marked block, or a marked function ----------------------------------- */
 
+/* The calls of a block are recorded under its id. A function or method has a `part`, and F as its first argument (behind
+   the object, if it is a method); its calls are recorded under (id of the object or the part, id of the part). */
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
-    PyObject *state, *otherwise, *dict;
+    PyObject *state, *otherwise, *part, *first, *dict;
 } Call;
 
 static int has_hooks(PyObject *block, PyObject *name)
@@ -845,33 +847,51 @@ static int has_hooks(PyObject *block, PyObject *name)
     return any;
 }
 
-/* The function that records calls of a block, held; NULL if there is none, or for an error. */
-static PyObject *find_record(PyObject *state, PyObject *block)
+/* The name under which a call is recorded, and where its arguments begin; NULL if it has none, or for an error. */
+static PyObject *name_of(Call *self, PyObject *const *args, Py_ssize_t n, Py_ssize_t *begin)
 {
-    PyObject *listener = PyObject_GetAttr(state, known.listener), *vertices = NULL, *key = NULL, *found = NULL;
-    if (listener && listener != Py_None && has_hooks(block, known.forward_hooks) == 0
-        && has_hooks(block, known.forward_pre_hooks) == 0 && (vertices = PyObject_GetAttr(listener, known.vertices))
-        && PyDict_CheckExact(vertices) && (key = PyLong_FromVoidPtr(block)))
-        found = PyDict_GetItemWithError(vertices, key);
+    PyObject *identity, *part, *name;
+    *begin = 1;
+    if (!self->part)
+        return !has_hooks(args[0], known.forward_hooks) && !has_hooks(args[0], known.forward_pre_hooks)
+            ? PyLong_FromVoidPtr(args[0]) : NULL;
+    if (args[0] != self->first && (n < 2 || args[1] != self->first))
+        return NULL;
+    *begin = args[0] == self->first ? 1 : 2;
+    identity = PyLong_FromVoidPtr(*begin == 1 ? self->part : args[0]);
+    part = PyLong_FromVoidPtr(self->part);
+    name = identity && part ? PyTuple_Pack(2, identity, part) : NULL;
+    Py_XDECREF(identity);
+    Py_XDECREF(part);
+    return name;
+}
+
+/* The function that records a call, held; NULL if there is none, or for an error. */
+static PyObject *find_record(Call *self, PyObject *const *args, Py_ssize_t n, Py_ssize_t *begin)
+{
+    PyObject *listener = PyObject_GetAttr(self->state, known.listener), *vertices = NULL, *name = NULL, *found = NULL;
+    if (listener && listener != Py_None && (name = name_of(self, args, n, begin))
+        && (vertices = PyObject_GetAttr(listener, known.vertices)) && PyDict_CheckExact(vertices))
+        found = PyDict_GetItemWithError(vertices, name);
     Py_XINCREF(found);
     Py_XDECREF(listener);
     Py_XDECREF(vertices);
-    Py_XDECREF(key);
+    Py_XDECREF(name);
     return found;
 }
 
 static PyObject *call_call(PyObject *me, PyObject *const *args, size_t nargsf, PyObject *names)
 {
     Call *self = (Call *)me;
-    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf), begin;
     PyObject *found, *made;
     if (!self->otherwise) {
         PyErr_SetString(PyExc_RuntimeError, "this function was collected as garbage");
         return NULL;
     }
     if (n && !(names && PyTuple_GET_SIZE(names))) {
-        if ((found = find_record(self->state, args[0]))) {
-            made = record(found, args + 1, n - 1);
+        if ((found = find_record(self, args, n, &begin))) {
+            made = record(found, args + begin, n - begin);
             Py_DECREF(found);
             return made;
         }
@@ -889,14 +909,21 @@ static PyObject *call_bind(PyObject *me, PyObject *block, PyObject *type)
 
 static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
-    PyObject *state, *otherwise;
+    PyObject *state, *otherwise, *part = NULL, *first = NULL;
     Call *self;
-    if (!may_make(names) || !PyArg_ParseTuple(args, "OO", &state, &otherwise)
-        || !(self = (Call *)type->tp_alloc(type, 0)))
+    if (!may_make(names) || !PyArg_ParseTuple(args, "OO|OO", &state, &otherwise, &part, &first))
+        return NULL;
+    if (part && !first) {
+        PyErr_SetString(PyExc_TypeError, "a function has a part and a first argument");
+        return NULL;
+    }
+    if (!(self = (Call *)type->tp_alloc(type, 0)))
         return NULL;
     self->call = call_call;
     self->state = held(state);
     self->otherwise = held(otherwise);
+    self->part = part ? held(part) : NULL;
+    self->first = first ? held(first) : NULL;
     return (PyObject *)self;
 }
 
@@ -905,6 +932,8 @@ static int call_traverse(PyObject *me, visitproc visit, void *arg)
     Call *self = (Call *)me;
     Py_VISIT(self->state);
     Py_VISIT(self->otherwise);
+    Py_VISIT(self->part);
+    Py_VISIT(self->first);
     Py_VISIT(self->dict);
     return 0;
 }
@@ -914,6 +943,8 @@ static int call_clear(PyObject *me)
     Call *self = (Call *)me;
     Py_CLEAR(self->state);
     Py_CLEAR(self->otherwise);
+    Py_CLEAR(self->part);
+    Py_CLEAR(self->first);
     Py_CLEAR(self->dict);
     return 0;
 }
@@ -939,7 +970,7 @@ static PyGetSetDef call_attributes[] = {{"__dict__", PyObject_GenericGetDict, Py
 
 static PyTypeObject CallType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    CALLABLE("Call", Call, call, "Call(thread_state, otherwise)", Py_TPFLAGS_METHOD_DESCRIPTOR),
+    CALLABLE("Call", Call, call, "Call(thread_state, otherwise[, part, F])", Py_TPFLAGS_METHOD_DESCRIPTOR),
     .tp_descr_get = call_bind, .tp_dictoffset = offsetof(Call, dict), .tp_getset = call_attributes};
 
 static PyObject *is_held(PyObject *module, PyObject *made)

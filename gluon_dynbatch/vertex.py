@@ -59,7 +59,9 @@ def vertex(target: Any = None, *, name: str | None = None) -> Any:
                         "call. Make it a HybridBlock, or mark the method that computes one node: `@gdb.vertex` on "
                         "def node(self, F, *arrays).")
     if callable(target):
-        return _VertexFunction(target, name)
+        made = _VertexFunction(target, name)
+        return made if compiled is None else functools.update_wrapper(
+            compiled.Call(thread_state, made, made, mx.nd), target)
     raise TypeError(f"@gdb.vertex: expected a HybridBlock or a function f(F, *arrays), got {target!r}")
 
 
@@ -100,6 +102,11 @@ class _VertexFunction:
         return self if obj is None else types.MethodType(self._method, obj)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A call of the function; or of the method, as its class has it: the object comes first."""
+        code = getattr(self._function, "__code__", None)
+        takes_object = code is not None and code.co_varnames[:1] == ("self",)
+        if args and args[0] is not mx.nd and (takes_object or args[1:2] == (mx.nd,)):
+            return self._method(*args, **kwargs)
         return self._call(self, self._run_function, (), args, kwargs)
 
     def _call(self, identity: Any, run: Any, before: tuple[Any, ...], args: tuple[Any, ...], kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The `__call__` of marked blocks in C and in Python: it looks and behaves as a method; and all works without C."""
+"""Marked blocks, functions and methods in C and in Python: they look and behave as before; and all works without C."""
 
 import copy
 import functools
@@ -180,6 +180,95 @@ def test_attributes_of_the_call(variant):
     assert call.note == 5 and call.__dict__["note"] == 5
     with pytest.raises(AttributeError):
         call.nothing  # noqa: B018
+
+
+# ---- functions and methods ---------------------------------------------------------------------------
+
+
+class Walker:
+    """No block at all: two marked methods, and a marked function in its class."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    @gdb.vertex
+    def first(self, F, x, y):
+        """The first."""
+        return F.tanh(x) + y * self.scale
+
+    @gdb.vertex(name="second one")
+    def second(self, F, x, y):
+        return F.tanh(x) - y * self.scale
+
+
+def make_walkers():
+    """The classes are made anew, so that their methods are of the variant."""
+    first, second = Walker.first.__wrapped__, Walker.second.__wrapped__
+    made = type("Made", (Walker,), {"first": gdb.vertex(first), "second": gdb.vertex(second, name="second one")})
+    return made(1), made(2)
+
+
+def test_methods_and_objects_are_told_apart(variant):
+    one, two = make_walkers()
+    x = nd.array([1.0])
+
+    def work():
+        return [y.asscalar() for _ in range(3) for y in (
+            one.first(nd, x, x), two.first(nd, x, x), one.second(nd, x, x), type(one).first(two, nd, x, x))]
+
+    want = work()
+    np.testing.assert_allclose(want[:4], np.tanh(1) + np.array([1, 2, -1, 2]), rtol=1e-5)
+    with gdb.batching() as scope:
+        made = [f(nd, x, x) for _ in range(3) for f in (one.first, two.first, one.second, two.first)]
+    assert [y.asscalar() for y in made] == pytest.approx(want)
+    assert scope.stats.calls == 12 and not scope.stats.fallbacks
+    assert inspect.isfunction(type(one).__dict__["first"]) is False and ("second one" in scope.explain())
+
+
+def test_a_function_is_called_without_an_object(variant):
+    @gdb.vertex
+    def double(F, x):
+        return x * 2
+
+    x = nd.array([1.0])
+    with gdb.batching() as scope:
+        out = [double(nd, x) for _ in range(4)]
+    assert [y.asscalar() for y in out] == [2] * 4 and scope.stats.calls == 4
+    assert (double.__name__, double(nd, x).asscalar()) == ("double", 2)
+
+
+def test_a_method_looks_like_itself(variant):
+    one, _ = make_walkers()
+    assert (type(one).first.__name__, type(one).first.__doc__) == ("first", "The first.")
+    assert list(inspect.signature(type(one).first).parameters) == ["self", "F", "x", "y"]
+
+
+@pytest.mark.parametrize("listening_now", [False, True])
+def test_wrong_calls_of_methods_say_what_is_wrong(variant, listening_now):
+    one, _ = make_walkers()
+    x = nd.array([1.0])
+
+    @gdb.vertex
+    def double(F, x):
+        return x * 2
+
+    def check():
+        with pytest.raises(TypeError, match=r"takes its arguments by position, got \['y'\]"):
+            one.first(nd, x, y=x)
+        with pytest.raises(TypeError, match=r"first: the first argument of a vertex function is F = mx.nd, got \n\[1"):
+            one.first(x, x)
+        with pytest.raises(TypeError, match="first argument of a vertex function is F = mx.nd, got 'nothing'"):
+            one.first()
+        with pytest.raises(TypeError, match="double: the first argument"):
+            double(x)
+        with pytest.raises(TypeError, match="got 'nothing'"):
+            double()
+
+    if listening_now:
+        with gdb.batching():
+            one.first(nd, x, x), one.first(nd, x, x), double(nd, x), double(nd, x)
+            check()
+    check()
 
 
 # ---- without the extension -------------------------------------------------------------------------

@@ -95,7 +95,8 @@ class WorkerProcess:
     def __init__(self, name: str, threads: int, command: list[str] | None = None):
         self.name = name
         command = command or [str(python_of(SYSTEMS[name].peer)), "-m", "benchmarks.worker"]
-        env = {**os.environ, "OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
+        own = dict(SYSTEMS[name].env) if name in SYSTEMS else {}
+        env = {**os.environ, "OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads), **own}
         self._log = tempfile.TemporaryFile("w+")        # noqa: SIM115  closed by `close`
         self._process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                          stderr=self._log, text=True)

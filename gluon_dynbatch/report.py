@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from cavs_core.mxnet_compat import openmp_spins
+
 from . import fastpath
 
 __all__ = ["Stats", "FlushReport", "Launch", "explain", "draw_launches", "launch_graph"]
@@ -120,6 +122,9 @@ def explain(stats: Stats, flushes: list[FlushReport], kernels: bool = False) -> 
     lines = [str(stats)]
     if fastpath.compiled is None:
         lines += ["calls are recorded by Python code, which is slower: the package was installed without a C compiler"]
+    if openmp_spins and any(flush.backend == "native" for flush in flushes):
+        lines += ["OpenMP's threads may spin on the cores that launches need, because mxnet was imported first: import "
+                  "gluon_dynbatch before it, or set OMP_WAIT_POLICY=PASSIVE"]
     for number, flush in enumerate(flushes):
         total = sum(launch.calls for launch in flush.launches)
         lines += ["", f"flush {number} ({flush.reason}): {total} calls in {len(flush.launches)} launches, "

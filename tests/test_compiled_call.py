@@ -337,6 +337,14 @@ def test_explain_says_who_records(variant):
     assert scope.explain().split("\n\n")[1].startswith("flush 0")
 
 
+def test_explain_says_when_openmp_may_spin(monkeypatch):
+    monkeypatch.setattr("gluon_dynbatch.report.openmp_spins", True)
+    for backend in ("mxnet", "native"):
+        with gdb.batching(backend=backend) as scope:
+            nd.ones((1,)) * 2
+        assert ("import gluon_dynbatch before it" in scope.explain()) == (backend == "native")
+
+
 def test_compiled_is_a_module_or_none():
     assert fastpath.compiled is None or fastpath.compiled.__name__ == "gluon_dynbatch._fastpath"
 

@@ -1,6 +1,8 @@
 """MXNet imports on old and new numpy, numpy stays as it was, and what is missing is said clearly."""
 
 import importlib.util
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -245,3 +247,44 @@ def test_attributes_of_numpy_integers():
 def test_errors_are_mxnets():
     with pytest.raises(MXNetError):
         nd.dot(nd.zeros((2, 3)), nd.zeros((2, 3))).wait_to_read()
+
+
+# ---- OpenMP's threads sleep ----------------------------------------------------------------------------------------
+
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+
+
+def waiting(code, **environment):
+    """What a process prints, and how OpenMP said that its threads wait."""
+    inherited = {name: value for name, value in os.environ.items() if name not in (*WAITING, "OMP_NUM_THREADS")}
+    done = subprocess.run([sys.executable, "-c", LOAD + code], capture_output=True, text=True, timeout=120,
+                          env={**inherited, "OMP_DISPLAY_ENV": "TRUE", **environment})
+    assert done.returncode == 0, done.stderr
+    said = re.search("OMP_WAIT_POLICY = '([A-Z]+)'", done.stderr)
+    if said is None:
+        pytest.skip("this OpenMP does not show its environment")
+    return done.stdout.split(), said.group(1)
+
+
+SHOW = """
+import os
+module = load()
+print("OMP_WAIT_POLICY" in os.environ, module.openmp_spins)
+"""
+
+
+def test_openmp_sleeps_and_the_environment_is_as_it_was():
+    assert waiting(SHOW, OMP_NUM_THREADS="2") == (["False", "False"], "PASSIVE")
+
+
+def test_the_user_says_how_openmp_waits():
+    assert waiting(SHOW, OMP_WAIT_POLICY="ACTIVE") == (["True", "False"], "ACTIVE")
+
+
+@pytest.mark.parametrize("threads, policy, spins", [("2", None, "True"), ("1", None, "False"), ("2", "PASSIVE", "False")])
+def test_it_is_too_late_once_mxnet_is_there(threads, policy, spins):
+    environment = {"OMP_NUM_THREADS": threads, **({"OMP_WAIT_POLICY": policy} if policy else {})}
+    first = "import warnings\nwarnings.simplefilter('ignore')\nload()\n" + (
+        "del os.environ['OMP_WAIT_POLICY']\n" if False else "")
+    (_, said), _ = waiting(first + SHOW, **environment)
+    assert said == spins

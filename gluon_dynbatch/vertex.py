@@ -97,15 +97,15 @@ class _VertexFunction:
 
         functools.update_wrapper(self, function)
         self._function, self._name, self._method = function, name or function.__qualname__, method
+        code = getattr(function, "__code__", None)
+        self._takes_object = code is not None and code.co_varnames[:1] == ("self",)
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         return self if obj is None else types.MethodType(self._method, obj)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A call of the function; or of the method, as its class has it: the object comes first."""
-        code = getattr(self._function, "__code__", None)
-        takes_object = code is not None and code.co_varnames[:1] == ("self",)
-        if args and args[0] is not mx.nd and (takes_object or args[1:2] == (mx.nd,)):
+        if args and args[0] is not mx.nd and (self._takes_object or (len(args) > 1 and args[1] is mx.nd)):
             return self._method(*args, **kwargs)
         return self._call(self, self._run_function, (), args, kwargs)
 

@@ -261,6 +261,8 @@ def test_wrong_calls_of_methods_say_what_is_wrong(variant, listening_now):
             one.first()
         with pytest.raises(TypeError, match="double: the first argument"):
             double(x)
+        with pytest.raises(TypeError, match="double: the first argument"):
+            double(x, x)
         with pytest.raises(TypeError, match="got 'nothing'"):
             double()
 

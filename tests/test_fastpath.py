@@ -1,5 +1,6 @@
 """The short way of recording: who still holds a result, forms of arguments, and flushes from another thread."""
 
+import contextlib
 import gc
 import sys
 import threading
@@ -229,49 +230,51 @@ def hasty():
     sys.setswitchinterval(before)
 
 
-def test_another_thread_reads_while_this_one_records(hasty):
-    cell, seen, stop = Cell(), [], threading.Event()
-    latest = [None]
+@contextlib.contextmanager
+def read_by_another_thread(latest, read):
+    """Another thread does `read` with what is in `latest`, again and again."""
+    seen, stop = [], threading.Event()
 
-    def read():
+    def go_on():
         while not stop.is_set():
-            state = latest[0]
-            if state is not None:
-                seen.append(state[0].asscalar())
+            if latest[0] is not None:
+                try:
+                    seen.append(read(latest[0]))
+                except Exception as error:      # pytest would only warn
+                    seen.append(error)
+
+    reader = threading.Thread(target=go_on)
+    reader.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        reader.join()
+    assert seen and not [x for x in seen if isinstance(x, Exception)]
+
+
+def test_another_thread_reads_while_this_one_records(hasty):
+    cell, latest = Cell(), [None]
 
     def chain():
         state = cell(1)
         for k in range(300):
             state = cell(k % 7, state)
-            latest[0] = state
+            latest[0] = state[0]
             if k % 50 == 0:
                 time.sleep(1e-4)            # recording is so quick that the other thread would not get in
         return state[0].asscalar()
 
     want = chain()
     latest[0] = None
-    reader = threading.Thread(target=read)
-    with gdb.batching() as scope:
-        reader.start()
-        try:
-            for _ in range(5):
-                np.testing.assert_allclose(chain(), want, rtol=1e-4)
-        finally:
-            stop.set()
-            reader.join()
-    assert scope.stats.flushes > 5 and seen
+    with gdb.batching() as scope, read_by_another_thread(latest, nd.NDArray.asscalar):
+        for _ in range(5):
+            np.testing.assert_allclose(chain(), want, rtol=1e-4)
+    assert scope.stats.flushes > 5
 
 
 def test_another_thread_reads_while_this_one_records_operators(hasty):
-    latest, stop, errors = [None], threading.Event(), []
-
-    def read():
-        while not stop.is_set():
-            if latest[0] is not None:
-                try:
-                    latest[0].wait_to_read()
-                except Exception as error:      # pytest would only warn
-                    errors.append(error)
+    latest = [None]
 
     def chain():
         h = c = nd.ones((1,))
@@ -285,16 +288,10 @@ def test_another_thread_reads_while_this_one_records_operators(hasty):
 
     want = chain()
     latest[0] = None
-    reader = threading.Thread(target=read)
-    with gdb.batching(backend="mxnet") as scope:
-        reader.start()
-        try:
-            for _ in range(10):
-                np.testing.assert_allclose(chain(), want, rtol=1e-4)
-        finally:
-            stop.set()
-            reader.join()
-    assert scope.stats.flushes > 10 and not errors
+    with gdb.batching(backend="mxnet") as scope, read_by_another_thread(latest, nd.NDArray.wait_to_read):
+        for _ in range(10):
+            np.testing.assert_allclose(chain(), want, rtol=1e-4)
+    assert scope.stats.flushes > 10
 
 
 def test_an_entry_that_is_made_behind_a_flush_records_nothing_there():

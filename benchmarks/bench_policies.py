@@ -1,10 +1,11 @@
 """Which policy and grain is fastest, and does policy="auto" find it?
 
-    python benchmarks/bench_policies.py [--workload NAME ..] [--steps N] [--quick] [--json FILE]
+    python benchmarks/bench_policies.py [--workload NAME ..] [--backend NAME ..] [--steps N] [--quick] [--json FILE]
 
 Whole training steps (record, analysis, forward, backward, update, wait) of every workload with our library alone, on
-the native backend, with every fixed setting and with "auto". All settings of a workload take turns in one process, on
-the same mini-batches, so that a machine that changes its speed disturbs all alike. Two regimes:
+the native backend and with MXNet's operators (which a GPU runs, too: a launch costs much more there), with every fixed
+setting and with "auto". All settings of a workload take turns in one process, on the same mini-batches, so that a
+machine that changes its speed disturbs all alike. Two regimes:
 
     new     no mini-batch comes twice, so plans are made anew (unless all mini-batches have the same structure)
     warm    the same few mini-batches again and again: plans come from the cache
@@ -47,16 +48,17 @@ from cavs_core.mxnet_compat import mx
 from gluon_dynbatch import choose, graphs, planning
 from gluon_dynbatch.auto import Auto
 from gluon_dynbatch.costs import weigh
-from gluon_dynbatch.costs.devices import DEFAULT
+from gluon_dynbatch.costs.devices import load, place_of
 from gluon_dynbatch.methods import Method
 from gluon_dynbatch.report import Stats
 
 REGIMES = {"new": "new mini-batches", "warm": "warm plan cache"}
-STEPS, QUICK_STEPS = 30, 8      # timed, of each setting in each regime
+STEPS, QUICK_STEPS = 40, 16     # timed, of each setting in each regime
 WARM_UP, MOST_WARM_UP = 25, 60  # steps before: "auto" tries methods for about 20, more if something is compiled
-CALM = 8                        # steps at the end of the warm-up with "auto" settled and nothing compiled
+CALM = 6                        # steps at the end of the warm-up with "auto" settled and nothing compiled
 CHECKED, REPEATED = 2, 4        # mini-batches of the check, and of the warm regime
-MOST_ALONE = 5.0                # policy "none" is timed if its steps take at most so many times depth's
+MOST = 3.0                      # a setting is timed if its steps take at most so many times depth's
+BACKENDS = ("native", "mxnet")
 AUTO = "auto"
 
 
@@ -71,10 +73,12 @@ class Case:
     options: dict[str, int]
     steps: int
     data: str | None = None         # folder of the real data; None: generated
+    backend: str = "native"
 
     @property
     def name(self) -> str:
-        return self.workload if self.variant == "vertex" else f"{self.workload}-{self.variant}"
+        variant, backend = self.variant.replace("vertex", ""), self.backend.replace("native", "")
+        return "-".join(filter(None, (self.workload, variant, backend)))
 
     @property
     def settings(self) -> dict[str, dict[str, str]]:
@@ -114,7 +118,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.auto = Auto()
-        self._own: list[tuple[Any, str, Any]] = [(planning, "PLANS", planning.PlanCache()), (weigh, "_models", []),
+        self._own: list[tuple[Any, str, Any]] = [(planning, "PLANS", planning.PlanCache()), (weigh, "_models", {}),
                                                  (graphs, "_known", OrderedDict()), (choose, "AUTO", self.auto)]
 
     @contextlib.contextmanager
@@ -181,7 +185,8 @@ class Runner:
             for k in warm_up:
                 done.append(self.step(name, memory, k))
                 bar.update()
-                if len(done) >= WARM_UP and all(step.settled and not step.compiled for step in done[-CALM:]):
+                least = WARM_UP if name == AUTO else CALM
+                if len(done) >= least and all(step.settled and not step.compiled for step in done[-CALM:]):
                     break
         steps: dict[str, list[Step]] = {name: [] for name in settings}
         gc.collect()
@@ -196,28 +201,29 @@ class Runner:
 
 def run_case(case: Case) -> dict[str, Any]:
     """Check and time all settings of a workload."""
-    runner, (depth, alone) = Runner(case), (str(Method(policy, case.variant)) for policy in ("depth", "none"))
+    runner, depth = Runner(case), str(Method("depth", case.variant))
     absent = mismatches({name: runner.check(name) for name in case.settings}, depth)
     runner.reset()
     # Parameters stay as they are from here on, for an update does the same work with any rate. So all steps on a
     # mini-batch compute the same, whoever is first and however often it comes.
     runner.system.trainer.set_learning_rate(0.0)
-    depth_ms, alone_ms = (min(runner.step(name, Memory(), k).ms for k in range(CHECKED)) for name in (depth, alone))
-    if alone_ms > MOST_ALONE * depth_ms:
-        absent.setdefault(alone, {"absent": f"it was not timed, because a step takes {alone_ms:.0f} ms, "
-                                            f"{alone_ms / depth_ms:.0f} times as long as with depth"})
+    ms = {name: min(runner.step(name, Memory(), k).ms for k in range(CHECKED)) for name in case.settings}
+    for name, spent in ms.items():
+        if spent > MOST * ms[depth]:
+            absent.setdefault(name, {"absent": f"it was not timed, because a step takes {spent:.0f} ms, "
+                                               f"{spent / ms[depth]:.0f} times as long as with depth"})
     settings = [name for name in case.settings if name not in absent]
     steps: dict[str, dict[str, list[Step]]] = {}
-    with tqdm(total=len(REGIMES) * len(settings) * (WARM_UP + case.steps), desc=case.name, unit="step",
+    with tqdm(total=len(REGIMES) * (WARM_UP + len(settings) * (CALM + case.steps)), desc=case.name, unit="step",
               file=sys.stderr) as bar:
         for regime in REGIMES:
             steps[regime] = runner.time(settings, regime, bar)
             absent.update(mismatches({name: [s.loss for s in done] for name, done in steps[regime].items()}, depth))
     regimes = {regime: compare({name: s for name, s in done.items() if name not in absent}, depth,
                                case.options["batch"]) for regime, done in steps.items()}
-    return {"workload": case.name, "options": case.options, "training": True,
+    return {"workload": case.name, "model": case.workload, "options": case.options, "training": True,
             "data": "real" if runner.real else "generated", "regimes": regimes, "absent": absent,
-            "costs": "built in" if weigh.cost_model().device == DEFAULT else "measured on this machine"}
+            "costs": "measured on this machine" if load(place_of(case.backend, mx.cpu())) else "built in"}
 
 
 # ---- figures -----------------------------------------------------------------------------------------------------
@@ -234,7 +240,7 @@ def mismatches(losses: Mapping[str, Sequence[float]], reference: str) -> dict[st
 
 
 def error(predicted: float, measured: float) -> float | None:
-    """Relative; None where nothing was predicted: the cost model knows the native backend alone."""
+    """Relative; None where nothing was predicted."""
     return abs(predicted - measured) / measured if predicted > 0 and measured > 0 else None
 
 
@@ -288,7 +294,7 @@ def bars_of(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     bars = []
     for regime, title in REGIMES.items():
         to_best, to_depth = of_auto(regime, "to_best"), of_auto(regime, "to_depth")
-        better = {name.replace("-op", "") for name in to_depth if to_depth[name] <= 0.9}    # treelstm-sick counts once
+        better = {entry["model"] for entry in entries if to_depth.get(entry["workload"], 1.0) <= 0.9}
         bars += [told(f"{title}: auto within 5% of the best fixed setting on every workload", ".3f", to_best,
                       max(to_best.values(), default=0.0) <= 1.05),
                  told(f"{title}: auto at least 10% better than depth on two workloads", ".3f", to_depth,
@@ -354,7 +360,7 @@ def plot(entries: Sequence[Mapping[str, Any]], path: Path) -> None:
 def measure(case: Case) -> dict[str, Any]:
     """Run a case in a process of its own."""
     threads = str(Plan().threads)
-    env = {**os.environ, "DYNBATCH_BACKEND": "native", "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
+    env = {**os.environ, "DYNBATCH_BACKEND": case.backend, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
     command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env).stdout
     return dict(json.loads(output.splitlines()[-1]))
@@ -386,6 +392,7 @@ def run_cases(cases: Sequence[Case], json_path: Path) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--workload", action="append", choices=workloads.NAMES, help="may be repeated; default: all")
+    parser.add_argument("--backend", action="append", choices=BACKENDS, help="may be repeated; default: both")
     parser.add_argument("--steps", type=int, help=f"timed steps of each setting; {STEPS}, with --quick {QUICK_STEPS}")
     parser.add_argument("--quick", action="store_true", help="few steps")
     parser.add_argument("--json", type=Path, metavar="FILE", help="figures; the plot is written beside it")
@@ -398,8 +405,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if steps < 1:
         parser.error(f"--steps: expected a positive number, got {steps}")
     folder = data_folder()
-    cases = [Case(name, variant, workloads.options_of(name), steps, str(folder) if folder else None)
-             for name in options.workload or workloads.NAMES
+    cases = [Case(name, variant, workloads.options_of(name), steps, str(folder) if folder else None, backend)
+             for backend in options.backend or BACKENDS for name in options.workload or workloads.NAMES
              for variant in (("vertex", "op") if name == "treelstm-sick" else ("vertex",))]
     return run_cases(cases, options.json or RESULTS / f"policies{'-quick' if options.quick else ''}.json")
 

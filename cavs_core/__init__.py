@@ -4,7 +4,7 @@ The names behind the comment in `__all__` are for those who build another face o
 """
 
 from .array_memory import address_of_data, array_at, view_of_data
-from .backends.choose import BACKENDS, make_run, note_seconds, runs_natively
+from .backends.choose import BACKENDS, have_run, make_run, note_seconds, runs_in_the_end, runs_natively
 from .backends.mxnet_ops import MXNetBackend
 from .backends.native_cpu.kernel_cache import cache_folder
 from .backends.native_cpu.prepare import are_ready, kernel_sources
@@ -46,8 +46,9 @@ __all__ = [
     "Layout", "LazyArray", "Leaf", "Listener", "MXNetBackend", "Param", "Place", "ROW", "Read", "RowIndex", "Run",
     "SHARED", "Segments", "Shared", "TapeBridge", "Target", "UNTOUCHED", "VertexProgram", "WRITTEN", "add_equal_rows",
     "address_of_data", "agrees", "are_ready", "array_at", "become_array", "cache_folder", "copy_arrays", "flatten",
-    "inactive", "kernel_sources", "listening", "lookup", "make_run", "map_nested", "needs_gradient", "note_seconds",
-    "offsets_of", "on_tape", "one_row_program", "own_outputs", "plan_class", "plan_messages", "respecified", "roll",
-    "runs_natively", "supports", "thread_state", "view_of_data", "wrap_backward",
+    "have_run", "inactive", "kernel_sources", "listening", "lookup", "make_run", "map_nested", "needs_gradient",
+    "note_seconds", "offsets_of", "on_tape", "one_row_program", "own_outputs", "plan_class", "plan_messages",
+    "respecified", "roll", "runs_in_the_end", "runs_natively", "supports", "thread_state", "view_of_data",
+    "wrap_backward",
 ]
 __version__ = "0.1.0"

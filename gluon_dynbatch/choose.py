@@ -18,12 +18,17 @@ __all__ = ["AUTO", "choose_method"]
 AUTO = Auto()           # of the whole process
 
 
-def choose_method(config: Any, tables: Any) -> Sample:
-    """What a flush is planned with, in a sample that it fills in."""
+def choose_method(config: Any, tables: Any, place: str) -> Sample:
+    """What a flush is planned with, in a sample that it fills in.
+
+    Parameters
+    ----------
+    place : whose costs count
+    """
     grain = "vertex" if config.granularity == "auto" else config.granularity
     if config.policy != "auto":
         if config.policy == "cost":
-            use_measured_costs()
+            use_measured_costs(place)
         return Sample(Method(config.policy, grain))
     # The same code with another number of children, or on longer inputs, is the same model.
     model = frozenset((id(cls.identity[0]) if cls.identity else 0, cls.signature.title)
@@ -32,18 +37,18 @@ def choose_method(config: Any, tables: Any) -> Sample:
     others = [Method("cost", grain), Method("agenda", grain)]
     if config.granularity == "auto":
         others += [Method("depth", "graph"), Method("cost", "graph")]
-    return AUTO.choose((config.granularity, config.analysis_budget, model), first, lambda us: _worth_trying(
-        first, others, config.analysis_budget * us, tables))
+    return AUTO.choose((config.granularity, config.analysis_budget, place, model), first, lambda us: _worth_trying(
+        first, others, config.analysis_budget * us, tables, place))
 
 
-def _worth_trying(first: Method, others: Sequence[Method], budget_us: float, tables: Any) -> list[Method]:
+def _worth_trying(first: Method, others: Sequence[Method], budget_us: float, tables: Any, place: str) -> list[Method]:
     """Methods whose plan of this flush is predicted to be faster than the first's, planning included; best first.
 
     Parameters
     ----------
     budget_us : what planning may take, a call
     """
-    problem = make_problem(tables.classes, tables.recording, scan(tables.recording), weighed=True)
+    problem = make_problem(tables.classes, tables.recording, scan(tables.recording), place)
     plan_launches(problem, others[0])               # compiled and warm
     limit = predicted_us(problem, plan_launches(problem, first))
     found = []

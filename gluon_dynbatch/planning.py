@@ -155,24 +155,25 @@ class PlanCache:
 PLANS = PlanCache()         # of the whole process
 
 
-def plan_flush(tables: Any, method: Method) -> tuple[Planned, bool]:
+def plan_flush(tables: Any, method: Method, place: str) -> tuple[Planned, bool]:
     """The plan of what was recorded, and whether it was known already.
 
     Parameters
     ----------
     tables : what was recorded, as arrays
     method : Method
+    place : whose costs count, where the method looks at costs
     """
     r, classes = tables.recording, tables.classes
     wanted_params = [tuple(bool(p.parameter.grad_req != "null") for p in cls.signature.params) for cls in classes]
     arrays = (r.call_class, r.call_width, r.call_count, r.operands, r.leaf_buffers, r.leaf_widths, r.leaf_wanted,
               r.heads, tables.value_specs, tables.viewed)
-    key = (method, tuple(tables.buffers), tuple((cls.signature, cls.recorded) for cls in classes),
+    key = (method, place, tuple(tables.buffers), tuple((cls.signature, cls.recorded) for cls in classes),
            tuple(wanted_params), _checksum(r.call_class, r.operands, r.heads))
     planned = PLANS.get(key, arrays)
     if planned is not None:
         return planned, True
-    planned = _plan(tables, method, wanted_params)
+    planned = _plan(tables, method, place, wanted_params)
     PLANS.put(key, arrays, planned, [cls.identity[0] for cls in classes if cls.identity is not None])
     return planned, False
 
@@ -186,10 +187,11 @@ def _checksum(call_class, operands, heads):  # type: ignore[no-untyped-def]
     return total
 
 
-def _plan(tables: Any, method: Method, wanted_params: Any) -> Planned:
+def _plan(tables: Any, method: Method, place: str, wanted_params: Any) -> Planned:
     r, classes = tables.recording, tables.classes
     scanned = scan(r)
-    launch = plan_launches(make_problem(classes, r, scanned, method.policy in ("agenda", "cost")), method)
+    weighed = place if method.policy in ("agenda", "cost") else None
+    launch = plan_launches(make_problem(classes, r, scanned, weighed), method)
     names = [ClassName(cls.signature, cls.where) for cls in classes]
     ran, value_of = Ran(names, r, scanned, launch, range(len(classes))), None
     if method.policy != "none":                     # which is there to see what every call by itself costs
@@ -239,9 +241,9 @@ def _looked_up(of_value: Any, value_of: Any) -> Any:
     return np.append(of_value, -1)[value_of]
 
 
-def make_problem(classes: Sequence[Any], r: Recording, s: Scan, weighed: bool) -> Problem:
-    """What a policy sees; `weighed`: with the costs of launches, which not all of them look at."""
-    launch_us, row_us = class_costs(classes) if weighed else (np.zeros(len(r.classes)),) * 2
+def make_problem(classes: Sequence[Any], r: Recording, s: Scan, place: str | None) -> Problem:
+    """What a policy sees; with the costs of launches in a place, unless it does not look at them."""
+    launch_us, row_us = class_costs(classes, place) if place else (np.zeros(len(r.classes)),) * 2
     return problem_of(r, s, launch_us, row_us)
 
 

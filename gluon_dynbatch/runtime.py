@@ -7,12 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import are_ready, copy_arrays, kernel_sources, make_run, note_seconds, runs_natively, view_of_data
+from cavs_core import (
+    are_ready,
+    copy_arrays,
+    have_run,
+    kernel_sources,
+    make_run,
+    note_seconds,
+    runs_in_the_end,
+    runs_natively,
+    view_of_data,
+)
 from cavs_core.mxnet_compat import autograd, mx
 
 from .analyzer import Grouping, Recording
 from .check import check_calls
 from .choose import choose_method
+from .costs.devices import place_of
 from .costs.weigh import cost_model, predict_ms
 from .planning import plan_flush
 from .report import FlushReport
@@ -32,16 +43,20 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     start = time.perf_counter()
     tables = read_calls(calls)
     recording, buffers, leaves = tables.recording, tables.buffers, tables.leaves
-    sample = choose_method(scope.config, tables)
-    planned, sample.known = plan_flush(tables, sample.method)
+    context = DEVICES[tables.value_specs[0]]
+    later = runs_in_the_end(context, scope.config.backend)
+    sample = choose_method(scope.config, tables, place_of(later, context))
+    planned, sample.known = plan_flush(tables, sample.method, place_of(later, context))
     layout, plans, grouping = planned.layout, planned.plans, planned.grouping
     analyzed = time.perf_counter()
-    context = DEVICES[tables.value_specs[0]]
     native, fallback = runs_natively(layout, plans, context, scope.config.backend)
     if fallback:
         stats.fallbacks[fallback] = stats.fallbacks.get(fallback, 0) + 1
-    forward_ms, backward_ms = predict_ms(plans, layout) if native else (0.0, 0.0)
-    sample.counts = native and are_ready(plans, layout)
+    backend = "native" if native else "mxnet"
+    place = place_of(backend, context)
+    forward_ms, backward_ms = predict_ms(plans, layout, place)
+    ready = are_ready(plans, layout) if native else have_run(plans, layout)
+    sample.counts = ready and (backend == later or bool(fallback))      # else MXNet runs it until it is compiled
     with autograd.pause(train_mode=autograd.is_training()):
         arrays = _bind(plans, planned.names, leaves, context)
         stacking = time.perf_counter()
@@ -56,9 +71,9 @@ def run_calls(calls: Any, reason: str) -> Flushed:
 
     def note_backward(ms: float) -> None:
         sample.ms += ms
-        stats.predicted_backward_ms += cost_model().corrected("backward", backward_ms)
-        if sample.counts:
-            cost_model().observe("backward", backward_ms, ms)
+        stats.predicted_backward_ms += cost_model(place).corrected("backward", backward_ms)
+        if ready:
+            cost_model(place).observe("backward", backward_ms, ms)
 
     flushed = Flushed(run, calls, tables, planned, note_backward)
     if scope.config.check:
@@ -72,17 +87,16 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     stats.record_ms += (start - calls.started) * 1e3
     stats.analyze_ms += sample.analyze_ms
     stats.execute_ms += (finished - analyzed) * 1e3
-    stats.predicted_execute_ms += cost_model().corrected("forward", forward_ms)
+    stats.predicted_execute_ms += cost_model(place).corrected("forward", forward_ms)
     stats.cache_hits += sample.known
     stats.cache_misses += not sample.known
     stats.methods[str(sample.method)] = stats.methods.get(str(sample.method), 0) + 1
-    if sample.counts:
-        cost_model().observe("forward", forward_ms, (finished - analyzed) * 1e3)
+    if ready:
+        cost_model(place).observe("forward", forward_ms, (finished - analyzed) * 1e3)
     ran = planned.ran
     stats.joined += ran.joined
     titles = [cls.signature.title for cls in ran.classes]
-    scope.flushes.append(FlushReport(reason, ran.classes, ran.recording, ran.scan, grouping, planned.kinds,
-                                     "native" if native else "mxnet",
+    scope.flushes.append(FlushReport(reason, ran.classes, ran.recording, ran.scan, grouping, planned.kinds, backend,
                                      lambda: list(zip(titles, map(kernel_sources, plans))), str(sample.method)))
     return flushed
 

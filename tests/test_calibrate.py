@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 
 import gluon_dynbatch as gdb
+from cavs_core import make_run
 from cavs_core.mxnet_compat import autograd, mx
 from gluon_dynbatch import runtime
 from gluon_dynbatch.costs import calibrate as module
 from gluon_dynbatch.costs.calibrate import calibrate, load_or_calibrate, run_calibrate
-from gluon_dynbatch.costs.devices import DEFAULT, fingerprint, load
-from gluon_dynbatch.costs.work import work_of
+from gluon_dynbatch.costs.cost_model import Device
+from gluon_dynbatch.costs.devices import DEFAULT, NATIVE, built_in, fingerprint, load, place_of
+from gluon_dynbatch.costs.work import started_work_of, work_of
 
+ON_CPU = place_of("mxnet", mx.cpu())
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -27,7 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent
 def folder(tmp_path, monkeypatch):
     """An empty cache, and a calibration that takes no time."""
     monkeypatch.setenv("DYNBATCH_CACHE", str(tmp_path))
-    monkeypatch.setattr(module, "calibrate", lambda: replace(DEFAULT, launch_us=7.0, fingerprint=fingerprint()))
+    monkeypatch.setattr(module, "calibrate", lambda place: replace(
+        built_in(place), launch_us=7.0 if place == NATIVE else 70.0, fingerprint=fingerprint()))
     return tmp_path
 
 
@@ -44,6 +48,15 @@ def test_constants_are_positive_and_a_scope_around_it_is_left_alone(monkeypatch,
     assert all(math.isfinite(value) and value > 0 for value in numbers.values()), numbers
     assert device.fingerprint == fingerprint()
     assert "measuring this machine" in capsys.readouterr().err
+
+
+def test_starting_operators_of_mxnet_takes_time_and_nothing_else_does(monkeypatch, capsys):
+    monkeypatch.setattr(module, "_ROUNDS", 2)
+    device = calibrate(ON_CPU)
+    assert min(device.launch_us, device.op_us, device.flush_us) > 0 and device.fingerprint == fingerprint()
+    assert device.element_ns == device.transcendental_ns == device.gather_ns_per_byte == 0
+    assert Device.from_dict(json.loads(json.dumps(device.to_dict()))) == device
+    assert "measuring this machine (MXNet on a CPU)" in capsys.readouterr().err
 
 
 def test_prices_are_found():
@@ -70,13 +83,30 @@ def test_the_model_counts_the_operations_that_run(monkeypatch):
     assert sum(backward) == flush.counts[1]["op"] + 2
 
 
+def test_the_model_counts_what_python_starts():
+    """Launches that read through an index: what their counts say, less the index, is what the executor started."""
+    for table in module._started_tables(mx.cpu()):
+        run = make_run(False, table.layout, [table.plan], mx.cpu(), table.arrays, table.fills)
+        run.forward()
+        forward, _ = started_work_of(table.plan)
+        assert run.launched == len(table.part.launches) * forward.starts
+        assert table.counts["launch"] == run.launched + 1 == len(table.part.launches) * forward.starts + \
+            forward.once_starts
+
+
 # ---- the file ------------------------------------------------------------------------------------------------------
 
 def test_measured_once(folder, monkeypatch):
     device = load_or_calibrate()
     assert device.launch_us == 7.0 and len(list(folder.glob("device_*.json"))) == 1
-    monkeypatch.setattr(module, "calibrate", lambda: pytest.fail("measured again"))
+    monkeypatch.setattr(module, "calibrate", lambda place: pytest.fail("measured again"))
     assert load_or_calibrate() == device
+
+
+def test_each_place_has_its_own_constants(folder):
+    assert (load_or_calibrate().launch_us, load_or_calibrate(ON_CPU).launch_us) == (7.0, 70.0)
+    assert (load().launch_us, load(ON_CPU).launch_us) == (7.0, 70.0)
+    assert load(place_of("mxnet", mx.gpu())) is None and len(list(folder.glob("*device_*.json"))) == 2
 
 
 def test_another_number_of_threads_is_another_machine(folder, monkeypatch):
@@ -134,10 +164,11 @@ def test_processes_that_write_at_once_leave_a_whole_file(folder):
 
 def test_the_command_shows_what_is_kept(folder, capsys):
     assert run_calibrate(SimpleNamespace(show=True)) == 0
-    assert "not measured yet" in capsys.readouterr().out and not list(folder.iterdir())
+    assert capsys.readouterr().out.count("not measured yet") >= 2 and not list(folder.iterdir())
     assert run_calibrate(SimpleNamespace(show=False)) == 0
     measured = capsys.readouterr().out
     assert run_calibrate(SimpleNamespace(show=True)) == 0
     shown = capsys.readouterr().out
-    assert measured.splitlines()[1:] == shown.splitlines()[1:]
+    assert measured.replace("measured, and kept", "kept") == shown
     assert "  launch_us             7\n" in shown and f"  fingerprint           {fingerprint()}\n" in shown
+    assert "MXNet on a CPU: kept in" in shown and "  launch_us             70\n" in shown

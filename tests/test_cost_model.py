@@ -16,7 +16,7 @@ from cavs_core.plan import VertexProgram, plan_class
 from cavs_core.program import CHILD, SHARED, Gather, GatherAll, Leaf, Param, Spec
 from gluon_dynbatch.costs import cost_model, work
 from gluon_dynbatch.costs.cost_model import GPU, CostModel, Device, gpu
-from gluon_dynbatch.costs.work import Work, work_of
+from gluon_dynbatch.costs.work import Work, started_work_of, work_of
 
 # 1 us is 1000 floating point operations, so that everything below can be done in one's head.
 SIMPLE = Device("simple", launch_us=10.0, op_us=2.0, gflops=1.0, rows_half=4.0, depth_half=5.0, element_ns=10.0,
@@ -49,6 +49,25 @@ def test_work_of_a_recurrent_class():
     assert backward == Work(ops=2, once_ops=6, products=((1, 2, 2),),
                             once_products=((1, 2, 5), (1, 5, 2), (1, 2, 2), (1, 3, 2), (1, 2, 3)), elements=8,
                             transcendental=0, gathered=8 + 2 * 20)
+
+
+def test_what_is_started_for_a_recurrent_class():
+    """h = tanh(W h_child + U x); pushed: V h."""
+    forward, backward = started_work_of(planned(recurrent()))
+    # A launch: h is gathered, and one region is W h + (U x) and its tanh. Once: x, U x, the index of h, and V h.
+    assert forward == Work(ops=3, once_ops=2, products=(), once_products=(), elements=0, transcendental=0, gathered=0,
+                           starts=2, once_starts=4)
+    # A launch: dh, and one region. Once: dy, the eager region, the index of dh, and the region of sums over all rows,
+    # for which all h of the children are gathered again; x is there since the forward pass.
+    assert (backward.starts, backward.once_starts) == (2, 5)
+    assert backward.ops > 0 and backward.once_ops > 0 and not backward.products and not backward.once_products
+    assert started_work_of(planned(recurrent(), recording=False)) == (forward, None)
+
+
+def test_every_start_has_its_price():
+    work = Work(ops=3, once_ops=5, products=(), once_products=(), elements=0, transcendental=0, gathered=0, starts=4,
+                once_starts=6)
+    assert CostModel(SIMPLE).parts_us(work) == pytest.approx((4 * 10 + 3 * 2, 0.0, 50 + 6 * 10 + 5 * 2))
 
 
 def test_work_without_a_backward_pass():

@@ -12,9 +12,20 @@ from ..layout import Layout
 from ..plan import ClassPlan
 from .mxnet_ops import MXNetBackend
 
-__all__ = ["BACKENDS", "make_run", "note_seconds", "runs_natively"]
+__all__ = ["BACKENDS", "have_run", "make_run", "note_seconds", "runs_in_the_end", "runs_natively"]
 
 BACKENDS = ("auto", "native", "mxnet")
+
+
+def runs_in_the_end(ctx: Any, backend: str) -> str:
+    """What runs a model that runs on, if it has only operators that are native: "native" or "mxnet"."""
+    asked = _asked(backend)
+    return "mxnet" if asked == "mxnet" or (asked == "auto" and ctx.device_type != "cpu") else "native"
+
+
+def _asked(backend: str) -> str:
+    """The environment variable DYNBATCH_BACKEND says what "auto" is."""
+    return os.environ.get("DYNBATCH_BACKEND", "auto") if backend == "auto" else backend
 
 
 def runs_natively(layout: Layout, plans: Sequence[ClassPlan], ctx: Any, backend: str) -> tuple[bool, str]:
@@ -22,26 +33,27 @@ def runs_natively(layout: Layout, plans: Sequence[ClassPlan], ctx: Any, backend:
 
     "auto" compiles missing kernels when one of the plans has run for as long as compiling them takes: a model that runs
     a few times does not wait for a compiler, and one that runs on has lost little. Kernels that are on disk are used at
-    once. The environment variable DYNBATCH_BACKEND says what "auto" is.
+    once.
     """
-    if backend == "auto":
-        backend = os.environ.get("DYNBATCH_BACKEND", "auto")
-    if backend == "mxnet":
+    if runs_in_the_end(ctx, backend) == "mxnet":
         return False, ""
     if ctx.device_type != "cpu":
-        if backend == "native":
-            raise RunError(f"backend='native' runs on the CPU, but the arrays are on {ctx}; use backend='auto'")
-        return False, ""
+        raise RunError(f"backend='native' runs on the CPU, but the arrays are on {ctx}; use backend='auto'")
     from .native_cpu.prepare import seconds_to_compile, why_not
 
     busy = [(plan, part) for plan, part in zip(plans, layout.classes) if part.whole.num_rows]
     reason = next((r for r in (why_not(plan) for plan, _ in busy) if r), "")
     if reason:
         return False, f"native backend: {reason}"
-    if backend == "native":
+    if _asked(backend) == "native":
         return True, ""
     spent = max((plan.compiled.get("seconds", 0.0) for plan, _ in busy), default=0.0)
     return sum(seconds_to_compile(plan, part) for plan, part in busy) <= spent, ""
+
+
+def have_run(plans: Sequence[ClassPlan], layout: Layout) -> bool:
+    """Whether all classes that have rows ran before: MXNet has made its operators."""
+    return all("seconds" in plan.compiled for plan, part in zip(plans, layout.classes) if part.whole.num_rows)
 
 
 def note_seconds(plans: Sequence[ClassPlan], seconds: float) -> None:

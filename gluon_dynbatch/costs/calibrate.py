@@ -1,7 +1,7 @@
 """Measures the constants of this machine for `cost_model.py`, and keeps them beside the compiled kernels.
 
-Small classes run as launch tables of the native backend, and small models through `batching`. The constants are those
-with which the cost model explains all of these times best.
+Small classes run as launch tables of the native backend, or by MXNet's operators, and small models through `batching`.
+The constants are those with which the cost model explains all of these times best.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,8 @@ from cavs_core.mxnet_compat import autograd, gluon, mx
 from ..scope import batching
 from ..vertex import vertex
 from .cost_model import Device
-from .devices import DEFAULT, device_path, fingerprint, load, store
-from .work import work_of
+from .devices import MXNET, NATIVE, built_in, device_path, fingerprint, load, place_of, store
+from .work import started_work_of, work_of
 
 __all__ = ["calibrate", "load_or_calibrate", "run_calibrate"]
 
@@ -54,37 +55,28 @@ _PARTS = ("pass", "forward", "backward", "head", "class", "launch", "op", "flop"
           "transcendental", "byte")
 
 
-def calibrate(progress: bool = True) -> Device:
+def calibrate(place: str = NATIVE, progress: bool = True) -> Device:
     """Measure this machine: a few seconds, and some more for compiling kernels the first time.
 
     Parameters
     ----------
+    place : the native backend, or MXNet on a kind of device, see `place_of`
     progress : show a line on stderr; compiling shows its own
     """
     # In a thread of its own: scopes and autograd belong to threads, and the caller may be inside of one.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(_calibrate, progress).result()
+        return thread.submit(_calibrate if place == NATIVE else _calibrate_mxnet, place, progress).result()
 
 
-def _calibrate(progress: bool) -> Device:
+def _calibrate(place: str, progress: bool) -> Device:
     seconds = min(_seconds_to_compile() for _ in range(2))      # the first starts the compiler
     tables = _tables()
     _compile(tables)
     flushes = [_Flush(1, 2, 2), _Flush(1, 2, 128), _Flush(1, 1024, 2), _Flush(12, 2, 2)]
-    for flush in flushes:
-        flush.measure()
-    cases: list[Any] = [*tables, *flushes]
-    times: list[list[Any]] = [[] for _ in cases]
-    with tqdm(total=_ROUNDS * len(cases), desc="measuring this machine", file=sys.stderr, disable=not progress) as bar:
-        for _ in range(_ROUNDS):            # round after round, so that a disturbance spoils one time of each case
-            for case, found in zip(cases, times):
-                found.append(case.measure())
-                bar.update()
-    quiet = [np.quantile(np.array(found), _QUIET, axis=0) for found in times]
-    by_flush = np.array(quiet[len(tables):])                # (flushes, 4): forward, backward, analysis, recording
-    counts = [case.counts for case in tables] + [c for flush in flushes for c in flush.counts]
-    price = dict(zip(_PARTS, _prices(np.array([[c.get(part, 0) for part in _PARTS] for c in counts]),
-                                     np.concatenate([quiet[:len(tables)], by_flush[:, :2].ravel()]))))
+    times = _measure([*tables, *flushes], place, progress)
+    by_flush = np.array(times[len(tables):])                # (flushes, 4): forward, backward, analysis, recording
+    price = _prices_of_parts([*(table.counts for table in tables), *(c for flush in flushes for c in flush.counts)],
+                             np.concatenate([times[:len(tables)], by_flush[:, :2].ravel()]))
     calls = np.array([[1, flush.calls] for flush in flushes if len(flush.cells) == 1])
     analysis, recording = (_prices(calls, by_flush[:len(calls), k]) for k in (2, 3))
     return Device(
@@ -94,6 +86,34 @@ def _calibrate(progress: bool) -> Device:
         gather_ns_per_byte=1e3 * price["byte"], flush_us=(price["forward"] + price["backward"]) / 2,
         class_us=price["class"], analysis_us=analysis[0], analysis_us_per_call=analysis[1],
         record_us_per_call=recording[1], compile_s_per_kernel=seconds, fingerprint=fingerprint())
+
+
+def _calibrate_mxnet(place: str, progress: bool) -> Device:
+    ctx = mx.cpu() if place == place_of("mxnet", mx.cpu()) else mx.gpu()
+    tables = _started_tables(ctx)
+    price = _prices_of_parts([table.counts for table in tables], np.array(_measure(tables, place, progress)))
+    return replace(MXNET, name=f"{place}, started by this machine", launch_us=price["launch"], op_us=price["op"],
+                   flush_us=price["pass"], fingerprint=fingerprint())
+
+
+def _measure(cases: Sequence[Any], place: str, progress: bool) -> list[Any]:
+    """What each case takes in a quiet moment, in microseconds."""
+    for case in cases:
+        case.measure()
+    times: list[list[Any]] = [[] for _ in cases]
+    with tqdm(total=_ROUNDS * len(cases), desc=f"measuring this machine ({place})", file=sys.stderr,
+              disable=not progress) as bar:
+        for _ in range(_ROUNDS):            # round after round, so that a disturbance spoils one time of each case
+            for case, found in zip(cases, times):
+                found.append(case.measure())
+                bar.update()
+    return [np.quantile(np.array(found), _QUIET, axis=0) for found in times]
+
+
+def _prices_of_parts(counts: Sequence[dict[str, float]], times: Any) -> dict[str, float]:
+    """Of those parts that are there, in microseconds."""
+    parts = [part for part in _PARTS if any(c.get(part) for c in counts)]
+    return dict(zip(parts, _prices(np.array([[c.get(part, 0) for part in parts] for c in counts]), times)))
 
 
 def _prices(counts: Any, times: Any) -> list[float]:
@@ -122,15 +142,17 @@ class _Table:
     Parameters
     ----------
     build : (builder, value of shape (1, width), function that makes an (n, k) matrix) -> result
+    ctx : None for the native backend; else MXNet runs it there
     """
 
-    def __init__(self, build: Callable[[Any, int, Any], int], width: int, rows: int, launches: int):
+    def __init__(self, build: Callable[[Any, int, Any], int], width: int, rows: int, launches: int, ctx: Any = None):
+        self.native, self.ctx = ctx is None, ctx or mx.cpu()
         b = Builder(Program(name="calibration"))
         self.arrays: dict[Any, Any] = {}
 
         def matrix(n: int, k: int) -> int:
             param = Param(None, f"w{len(self.arrays)}")
-            self.arrays[param] = mx.nd.random.uniform(-1 / k, 1 / k, (n, k), ctx=mx.cpu())
+            self.arrays[param] = mx.nd.random.uniform(-1 / k, 1 / k, (n, k), ctx=self.ctx)
             return b.input(Spec((n, k), "float32", SHARED), param)
 
         out = build(b, b.input(Spec((1, width), "float32"), Gather(0, 0)), matrix)
@@ -142,10 +164,11 @@ class _Table:
                                 {Gather(0, 0): Read(0, RowIndex(index))}, [Place(1, 0)], {}, RowIndex(index[:0]))
         self.layout = Layout([self.part], [(0, k) for k in range(launches)], [rows, every], [],
                              [Spec((width,), "float32"), Spec(b.specs[out].shape[1:], "float32")])
-        self.fills = [(0, 0, draw.random((rows, width), np.float32))]
-        work, _ = work_of(self.plan)
+        start = draw.random((rows, width), np.float32)
+        self.fills = [(0, 0, start if self.native else mx.nd.array(start, ctx=self.ctx))]
+        work, _ = work_of(self.plan) if self.native else started_work_of(self.plan)
         self.counts = {
-            "pass": 1, "launch": launches, "op": launches * work.ops,
+            "pass": 1, "launch": launches * work.starts + work.once_starts, "op": launches * work.ops + work.once_ops,
             "flop": every * sum(2 * m * n * k for m, n, k in work.products),
             "matrix": launches * sum(2 * n * k for _, n, k in work.products),
             "sum": every * sum(2 * m * n for m, n, _ in work.products),
@@ -153,23 +176,35 @@ class _Table:
             "byte": every * work.gathered}
 
     def measure(self) -> float:
-        """Microseconds of a forward pass."""
-        run = make_run(True, self.layout, [self.plan], mx.cpu(), self.arrays, self.fills)
+        """Microseconds of a forward pass; until all is started, where MXNet runs it."""
+        mx.nd.waitall()
+        run = make_run(self.native, self.layout, [self.plan], self.ctx, self.arrays, self.fills)
         start = time.perf_counter()
         run.forward()
         return (time.perf_counter() - start) * 1e6
 
 
-def _tables() -> list[_Table]:
-    """Cases that differ in what most of their time goes into."""
-    def copy(b: Any, x: int, matrix: Any) -> int:
-        return b.emit("_copy", x)
+def _copy(b: Any, x: int, matrix: Any) -> int:
+    return b.emit("_copy", x)
 
-    def small_ops(b: Any, x: int, matrix: Any) -> int:
-        for _ in range(3):
+
+def _small_ops(count: int) -> Callable[[Any, int, Any], int]:
+    def build(b: Any, x: int, matrix: Any) -> int:
+        for _ in range(count):
             x = b.emit("tanh", b.emit("matmul", x, matrix(16, 16), transpose_b=True))
         return x
 
+    return build
+
+
+def _started_tables(ctx: Any) -> list[_Table]:
+    """Cases that differ in how much they start."""
+    return [_Table(build, 16, 8, launches, ctx) for build in (_copy, _small_ops(1), _small_ops(8))
+            for launches in (1, 16, 64)]
+
+
+def _tables() -> list[_Table]:
+    """Cases that differ in what most of their time goes into."""
     def plain(b: Any, x: int, matrix: Any) -> int:
         p, q, r, s = b.call("SliceChannel", [x], {"num_outputs": 4, "axis": 1})
         first, second = b.add(b.mul(p, q), b.mul(r, s)), b.add(b.mul(p, r), b.mul(q, s))
@@ -184,9 +219,9 @@ def _tables() -> list[_Table]:
         return lambda b, x, matrix: b.emit("matmul", x, matrix(n, k) if transposed else matrix(k, n),
                                            transpose_b=transposed)
 
-    found = [_Table(copy, 64, 1, 1), _Table(copy, 64, 2, 1000), _Table(small_ops, 16, 1, 1000)]
+    found = [_Table(_copy, 64, 1, 1), _Table(_copy, 64, 2, 1000), _Table(_small_ops(3), 16, 1, 1000)]
     for rows, launches in ((16, 128), (256, 8)):
-        found += [_Table(build, 600, rows, launches) for build in (copy, plain, gates)]
+        found += [_Table(build, 600, rows, launches) for build in (_copy, plain, gates)]
     for rows, launches in ((2, 64), (8, 32), (32, 16), (256, 4)):
         found += [_Table(product(n, k, transposed), k, rows, launches) for n, k, transposed in (
             (768, 256, True), (256, 768, False), (128, 48, True), (48, 128, False))]
@@ -249,26 +284,29 @@ class _Flush:
 
 # ---- use ---------------------------------------------------------------------------------------------------------
 
-def load_or_calibrate() -> Device:
-    """The constants of this machine, from disk; measured and put there if it has none yet."""
-    device = load()
+def load_or_calibrate(place: str = NATIVE) -> Device:
+    """The constants of a place, from disk; measured and put there if there are none yet."""
+    device = load(place)
     if device is None:
-        device = calibrate()
-        store(device)
+        device = calibrate(place)
+        store(device, place)
     return device
 
 
 def run_calibrate(options: Any) -> int:
     """`dynbatch calibrate`: measure this machine, keep the constants and print them; with --show print what is kept."""
-    device = load() if options.show else calibrate()
-    if device is None:
-        device = DEFAULT
-        print("this machine was not measured yet (`dynbatch calibrate` does it); built in are:")
-    elif options.show:
-        print(f"kept in {device_path()}:")
-    else:
-        store(device)
-        print(f"measured, and kept in {device_path()}:")
-    for name, value in device.to_dict().items():
-        print(f"  {name:<22}{value if isinstance(value, str) else format(value, '.4g')}")
+    contexts = [mx.cpu()] + ([mx.gpu()] if mx.context.num_gpus() else [])
+    for place in (NATIVE, *(place_of("mxnet", ctx) for ctx in contexts)):
+        device = load(place) if options.show else calibrate(place)
+        if device is None:
+            device = built_in(place)
+            print(f"{place}: this machine was not measured yet (`dynbatch calibrate` does it); built in are:")
+        elif options.show:
+            print(f"{place}: kept in {device_path(place)}:")
+        else:
+            store(device, place)
+            print(f"{place}: measured, and kept in {device_path(place)}:")
+        for name, value in device.to_dict().items():
+            if value:
+                print(f"  {name:<22}{value if isinstance(value, str) else format(value, '.4g')}")
     return 0

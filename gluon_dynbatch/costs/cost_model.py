@@ -2,7 +2,7 @@
 
 Pure: records in, numbers out. `calibrate.py` measures the constants of this machine. A launch of r rows takes
 
-    launch_us + ops * op_us + its products + r * (elements, transcendentals and bytes of a row, each at its price)
+    starts * launch_us + ops * op_us + products + r * (elements, transcendentals and bytes of a row, each at its price)
 
 and a product of (r, k) with a shared (k, n) as long as 2 n (r (k + depth_half) + rows_half k) floating point operations
 of large products: reading the matrix takes as long as `rows_half` rows, and beginning and storing a sum as long as
@@ -35,7 +35,7 @@ class Device:
 
     Parameters
     ----------
-    launch_us : of one launch in one direction, whatever it does
+    launch_us : of one launch in one direction, whatever it does; of each of its starts, if it has several
     op_us : of one operation of a launch
     gflops : floating point operations of large products, 1e9 a second
     rows_half : rows that take as long as reading the matrix; a product of so many reaches half of the rate
@@ -97,7 +97,7 @@ def gpu(start_us: float = 7.5) -> Device:
     """
     return Device("described GPU", launch_us=start_us, op_us=start_us, gflops=8000.0, rows_half=64.0, depth_half=32.0,
                   element_ns=0.012, transcendental_ns=0.015, gather_ns_per_byte=0.003, flush_us=430.0, class_us=90.0,
-                  analysis_us=530.0, analysis_us_per_call=0.3, record_us_per_call=1.1, compile_s_per_kernel=0.0)
+                  analysis_us=200.0, analysis_us_per_call=0.1, record_us_per_call=0.6, compile_s_per_kernel=0.0)
 
 
 GPU = gpu()
@@ -155,12 +155,12 @@ class CostModel:
         return total / 1e3
 
     def _launch_us(self, work: Work) -> float:
-        return self.device.launch_us + work.ops * self.device.op_us + self._matrices_us(work.products)
+        return work.starts * self.device.launch_us + work.ops * self.device.op_us + self._matrices_us(work.products)
 
     def _once_us(self, work: Work) -> float:
         d = self.device
-        return (d.class_us + work.once_ops * d.op_us + self._matrices_us(work.once_products)
-                + work.once_bytes * d.gather_ns_per_byte / 1e3)
+        return (d.class_us + work.once_starts * d.launch_us + work.once_ops * d.op_us
+                + self._matrices_us(work.once_products) + work.once_bytes * d.gather_ns_per_byte / 1e3)
 
     def _matrices_us(self, products: Iterable[Product]) -> float:
         """What products cost whatever the rows."""

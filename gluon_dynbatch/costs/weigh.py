@@ -9,57 +9,57 @@ from typing import Any
 import numpy as np
 
 from .cost_model import CostModel
-from .devices import DEFAULT, load
-from .work import Work, work_of
+from .devices import NATIVE, built_in, load
+from .work import Work, started_work_of, work_of
 
 __all__ = ["class_costs", "cost_model", "predict_ms", "use_measured_costs"]
 
 _NEUTRAL = (10.0, 1.0)          # us of a launch and of a row, of a class that has never been planned
 _lock = threading.Lock()
-_models: list[CostModel] = []   # one, once somebody asks
+_models: dict[str, CostModel] = {}      # by place, once somebody asks
 
 
-def cost_model() -> CostModel:
-    """The model of this process, with this machine's constants if they were measured before, else typical ones."""
+def cost_model(place: str) -> CostModel:
+    """The model of a place, with the constants that were measured there before, else typical ones."""
     with _lock:
-        if not _models:
-            _models.append(CostModel(load() or DEFAULT))
-        return _models[0]
+        if place not in _models:
+            _models[place] = CostModel(load(place) or built_in(place))
+        return _models[place]
 
 
-def use_measured_costs() -> CostModel:
+def use_measured_costs(place: str) -> CostModel:
     """The model with the constants of this machine; they are measured now if they never were."""
-    model = cost_model()
-    if model.device is not DEFAULT:
+    model = cost_model(place)
+    if model.device is not built_in(place):
         return model
     from .calibrate import load_or_calibrate  # it runs scopes, which weigh
 
-    device = load_or_calibrate()
+    device = load_or_calibrate(place)
     with _lock:
-        _models[:] = [CostModel(device)]
-        return _models[0]
+        _models[place] = CostModel(device)
+        return _models[place]
 
 
-def class_costs(classes: Sequence[Any]) -> tuple[Any, Any]:
+def class_costs(classes: Sequence[Any], place: str) -> tuple[Any, Any]:
     """Microseconds of a launch and of a row of each class, by its last plan: float64 arrays, shape (classes,)."""
-    model = cost_model()
+    model = cost_model(place)
     costs = []
     for cls in classes:
         plan = cls.signature.last_plan
-        costs.append(_NEUTRAL if plan is None else model.launch_cost(*_work_of(plan)))
+        costs.append(_NEUTRAL if plan is None else model.launch_cost(*_work_of(plan, place)))
     return np.array([launch for launch, _ in costs]), np.array([row for _, row in costs])
 
 
-def predict_ms(plans: Sequence[Any], layout: Any) -> tuple[float, float]:
-    """Milliseconds of the forward and of the backward pass of a flush, as corrected by what earlier ones took."""
-    model, total, busy = cost_model(), [0.0, 0.0], [False, False]
+def predict_ms(plans: Sequence[Any], layout: Any, place: str) -> tuple[float, float]:
+    """Milliseconds of the forward and of the backward pass of a flush."""
+    model, total, busy = cost_model(place), [0.0, 0.0], [False, False]
     for plan, part in zip(plans, layout.classes):
         if not part.launches:
             continue
         children = round(part.whole.num_edges / part.whole.num_rows, 1)
         known = plan.compiled.setdefault(("parts_us", model.device), {})
         if children not in known:
-            known[children] = [work and model.parts_us(work) for work in _work_of(plan, children)]
+            known[children] = [work and model.parts_us(work) for work in _work_of(plan, place, children)]
         for k, parts_us in enumerate(known[children]):
             if parts_us is not None:
                 launch_us, row_us, once_us = parts_us
@@ -69,8 +69,12 @@ def predict_ms(plans: Sequence[Any], layout: Any) -> tuple[float, float]:
     return forward, backward
 
 
-def _work_of(plan: Any, children: float = 0.0) -> tuple[Work, Work | None]:
+def _work_of(plan: Any, place: str, children: float = 0.0) -> tuple[Work, Work | None]:
     """The work of a plan whose rows have so many children on average; 0: as many as when it was last asked."""
+    if place != NATIVE:
+        if "started work" not in plan.compiled:
+            plan.compiled["started work"] = started_work_of(plan)
+        return plan.compiled["started work"]
     known = plan.compiled.setdefault("work", {})
     children = children or next(reversed(known), 1.0)
     if children not in known:

@@ -1,4 +1,8 @@
-"""The work of a planned class: what its launches do, counted. Pure: records in, numbers out."""
+"""The work of a planned class: what its launches do, counted. Pure: records in, numbers out.
+
+The native backend takes the time that its kernels and products take. MXNet's operators run behind the caller's back, on
+a GPU or in threads of MXNet, and starting them takes longer than small ones run: their work is to be started.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-__all__ = ["Product", "Work", "work_of"]
+__all__ = ["Product", "Work", "started_work_of", "work_of"]
 
 Product = tuple[float, int, int]        # rows a position, n, k
 
@@ -27,6 +31,7 @@ class Work:
     transcendental : of these, through exp, tanh, log and their like
     gathered : bytes a row that are read through an index, or copied
     once_bytes : bytes written once a flush, however few the rows: the dense gradient of a table
+    starts, once_starts : times that Python starts something, in every launch and once a flush
     """
 
     ops: int
@@ -37,6 +42,8 @@ class Work:
     transcendental: int
     gathered: int
     once_bytes: int = 0
+    starts: int = 1
+    once_starts: int = 0
 
 
 def work_of(plan: Any, children: float = 1.0) -> tuple[Work, Work | None]:
@@ -53,6 +60,40 @@ def work_of(plan: Any, children: float = 1.0) -> tuple[Work, Work | None]:
     """
     counter = _Counter(plan, children)
     return counter.work(plan.forward), counter.work(plan.backward) if plan.backward is not None else None
+
+
+def started_work_of(plan: Any) -> tuple[Work, Work | None]:
+    """The same for the executor that starts MXNet's operators one after the other.
+
+    Each step of a plan is started by itself, and so is every gather before it, whose index goes to the device once.
+    (Rows that lie side by side need no gather, which depends on the mini-batch: here all are counted.)
+    """
+    there: set[int] = set()
+    forward = _started(plan, plan.forward, plan.inputs, there)
+    if plan.backward is None:
+        return forward, None
+    there -= {v for v in there if _waits(plan.inputs.get(v))}       # what other vertices made is gathered again
+    return forward, _started(plan, plan.backward, {**plan.inputs, **plan.backward_inputs}, there)
+
+
+def _started(plan: Any, phases: Any, inputs: Any, there: set[int]) -> Work:
+    """Of one direction; `there` are the values that need no gather, those that come to be so are added."""
+    ops, starts = [0, 0], [0, 0]                    # in launches, once
+    for once, steps in ((1, phases.eager), (0, phases.critical), (1, phases.lazy)):
+        for step in steps:
+            ops[once] += len(step.instrs)
+            starts[once] += 1
+            for v in step.inputs:
+                if v not in there and plan.specs[v].kind != "shared":
+                    starts[1] += 1
+                    starts[0] += _waits(inputs.get(v)) and not once
+            there.update((*step.inputs, *step.outputs))
+    return Work(ops[0], ops[1], (), (), 0, 0, 0, starts=starts[0], once_starts=starts[1])
+
+
+def _waits(source: Any) -> bool:
+    """Whether a source is fetched in every launch; the others are fetched once for all of them."""
+    return source is not None and type(source).__name__ not in ("Pull", "Leaf", "OutputGrad")
 
 
 _TRANSCENDENTAL = frozenset("""

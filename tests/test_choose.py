@@ -1,0 +1,82 @@
+"""policy="auto" in a scope: which steps it learns from, and whose costs count."""
+
+import pytest
+
+import gluon_dynbatch as gdb
+from cavs_core.mxnet_compat import autograd, gluon, mx
+from gluon_dynbatch import choose, planning, runtime
+from gluon_dynbatch.auto import Auto
+from gluon_dynbatch.costs.devices import NATIVE, place_of
+from gluon_dynbatch.costs.weigh import cost_model
+
+ON_CPU = place_of("mxnet", mx.cpu())
+
+
+@pytest.fixture
+def auto(monkeypatch):
+    """One that knows nothing yet, with no plans known."""
+    fresh = Auto()
+    monkeypatch.setattr(choose, "AUTO", fresh)
+    monkeypatch.setattr(planning, "PLANS", planning.PlanCache())
+    return fresh
+
+
+@pytest.fixture
+def cell():
+    made = gdb.vertex(gluon.rnn.GRUCell(4, input_size=4))
+    made.initialize()
+    return made
+
+
+def train(cell, steps, **options):
+    """Chains of several lengths; the scopes."""
+    scopes = []
+    for _ in range(steps):
+        with autograd.record(), gdb.batching(**options) as scope:
+            ends = []
+            for length in (1, 3, 2):
+                h = mx.nd.ones((1, 4))
+                for _ in range(length):
+                    h, _ = cell(h, [h])
+                ends.append(h)
+        autograd.backward(ends)
+        mx.nd.waitall()
+        scopes.append(scope)
+    return scopes
+
+
+def test_it_settles_where_mxnet_runs_the_launches(auto, cell):
+    """So a GPU has it, too."""
+    train(cell, 40, policy="auto", backend="mxnet")
+    (model,) = auto.models
+    assert ON_CPU in model and auto.is_settled(model)
+
+
+def test_each_backend_is_learned_by_itself(auto, cell):
+    for backend in ("mxnet", "native"):
+        train(cell, 5, policy="auto", backend=backend)
+    assert {place for model in auto.models for place in (NATIVE, ON_CPU) if place in model} == {NATIVE, ON_CPU}
+    assert len(auto.models) == 2
+
+
+@pytest.mark.parametrize("reason, learned", [("", False), ("native backend: no such operator", True)])
+def test_steps_on_the_way_to_the_native_backend_do_not_count(reason, learned, auto, cell, monkeypatch):
+    """MXNet runs them until kernels are compiled; unless there is something that cannot be."""
+    monkeypatch.delenv("DYNBATCH_BACKEND", raising=False)
+    monkeypatch.setattr(runtime, "runs_natively", lambda *arguments: (False, reason))
+    train(cell, 40, policy="auto")
+    assert auto.is_settled(auto.models[0]) == learned
+
+
+def test_what_mxnet_takes_is_predicted(cell):
+    train(cell, 8, backend="mxnet")
+    (scope,) = train(cell, 1, backend="mxnet")
+    assert scope.stats.predicted_execute_ms > 0 and scope.stats.predicted_backward_ms > 0
+    assert {"forward", "backward"} <= set(cost_model(ON_CPU).errors)
+
+
+def test_a_plan_by_the_costs_of_one_backend_is_not_used_for_another(auto, cell, monkeypatch):
+    monkeypatch.setattr(choose, "use_measured_costs", lambda place: None)
+    hits = [train(cell, 1, policy="cost", backend=backend)[0].stats.cache_hits
+            for backend in ("mxnet", "native", "mxnet", "native")]
+    assert hits == [0, 0, 1, 1]

@@ -182,9 +182,12 @@ class Listener:
     """What a listener may override; each method sees calls of the thread that installed it.
 
     `vertices` is a table of short ways: id of a block (or what else a face marks) -> function of its arguments.
+    `short_operator` is one for operators, (name, arrays, names and values of attributes) -> results, if it is not None;
+    what it answers with NotImplemented goes to `on_operator`.
     """
 
     vertices: Any = types.MappingProxyType({})
+    short_operator: Any = None
 
     def on_operator(self, name, arrays, attrs, out, call):
         """An operator call; `call()` runs it as MXNet would. Returns what the caller gets."""
@@ -239,7 +242,8 @@ def listening(listener):
 
 
 def _install():
-    """Wrap five functions of MXNet; each asks for the listener of its own thread."""
+    """Wrap six functions of MXNet; all but one ask for the listener of their own thread."""
+    verify = _register._verify_all_legacy_ndarrays
     invoke, block_call = _register._imperative_invoke, mx.gluon.Block.__call__
     data, cached = mx.gluon.Parameter.data, mx.gluon.HybridBlock._call_cached_op
     finish_init = mx.gluon.Parameter._finish_deferred_init
@@ -248,9 +252,18 @@ def _install():
         listener = _local.listener
         if listener is None:
             return invoke(handle, ndargs, keys, vals, out, is_np_op, output_is_list)
-        return listener.on_operator(
-            _names.get(handle) or operator_name(handle), ndargs, dict(zip(keys, vals)), out,
-            lambda: invoke(handle, ndargs, keys, vals, out, is_np_op, output_is_list))
+        name = _names.get(handle) or operator_name(handle)
+        if out is None and listener.short_operator is not None:
+            made = listener.short_operator(name, ndargs, keys, vals)
+            if made is not NotImplemented:
+                return made
+        return listener.on_operator(name, ndargs, dict(zip(keys, vals)), out,
+                                    lambda: invoke(handle, ndargs, keys, vals, out, is_np_op, output_is_list))
+
+    def hooked_verify(op_name, func_name, args, out):
+        """The same for arrays of every kind but numpy's; these two are none, and MXNet's way takes longer."""
+        if out is not None or not all([type(x) is LazyArray or type(x) is NDArray for x in args]):
+            verify(op_name, func_name, args, out)
 
     def hooked_block_call(self, *args):
         listener = _local.listener
@@ -274,6 +287,7 @@ def _install():
             return finish_init(self)
 
     for owner, name, wrapper in ((_register, "_imperative_invoke", hooked_invoke),
+                                 (_register, "_verify_all_legacy_ndarrays", hooked_verify),
                                  (mx.gluon.Block, "__call__", hooked_block_call),
                                  (mx.gluon.Parameter, "data", hooked_data),
                                  (mx.gluon.Parameter, "_finish_deferred_init", hooked_finish_init),

@@ -16,7 +16,7 @@ static struct {
     PyObject *retry;
     Py_ssize_t owner, token;                    /* where a LazyArray keeps them */
     long long first, largest;
-    PyObject *listener, *vertices, *forward_hooks, *forward_pre_hooks, *watched, *too_late;     /* names */
+    PyObject *append, *listener, *vertices, *forward_hooks, *forward_pre_hooks, *watched, *too_late;    /* names */
 } known;
 
 static PyObject *held(PyObject *x)
@@ -289,22 +289,15 @@ static int check_alive(Target *target)
     return target->calls != NULL;
 }
 
-static PyObject *append_call(PyObject *me, PyObject *const *args, size_t nargsf, PyObject *names)
+/* Record a call on operands: its results, or RETRY if it came too late. */
+static PyObject *append_operands(Append *self, PyObject *const *operands, Py_ssize_t n)
 {
-    Append *self = (Append *)me;
     Words w;
-    PyObject *made = NULL, *operands;
-    Py_ssize_t k, n;
+    PyObject *made = NULL;
+    Py_ssize_t k;
     int right;
     if (!check_alive(&self->target))
         return NULL;
-    if (PyVectorcall_NARGS(nargsf) != 1 || (names && PyTuple_GET_SIZE(names))
-        || !(PyList_CheckExact(args[0]) || PyTuple_CheckExact(args[0]))) {
-        PyErr_SetString(PyExc_TypeError, "append takes a list of operands");
-        return NULL;
-    }
-    operands = args[0];
-    n = PySequence_Fast_GET_SIZE(operands);
     if (self->slots ? n < self->num_operands || (n - self->num_operands) % self->slots : n != self->num_operands) {
         PyErr_Format(PyExc_ValueError, "a call of %zd operands got %zd", self->num_operands, n);
         return NULL;
@@ -314,10 +307,9 @@ static PyObject *append_call(PyObject *me, PyObject *const *args, size_t nargsf,
     if (right == 1 && self->slots)
         right = put_word(&w, (n - self->num_operands) / self->slots);
     for (k = 0; right == 1 && k < n; k++) {
-        PyObject *x = PySequence_Fast_GET_ITEM(operands, k);
-        right = put_token(&w, x);
-        if (right == 0 && !PyObject_TypeCheck(x, known.lazy->tp_base)) {
-            PyErr_Format(PyExc_TypeError, "an operand of a recorded call is a %s", Py_TYPE(x)->tp_name);
+        right = put_token(&w, operands[k]);
+        if (right == 0 && !PyObject_TypeCheck(operands[k], known.lazy->tp_base)) {
+            PyErr_Format(PyExc_TypeError, "an operand of a recorded call is a %s", Py_TYPE(operands[k])->tp_name);
             right = -1;
         }
     }
@@ -328,6 +320,16 @@ static PyObject *append_call(PyObject *me, PyObject *const *args, size_t nargsf,
         made = held(known.retry);
     end_words(&w);
     return made;
+}
+
+static PyObject *append_call(PyObject *me, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    if (PyVectorcall_NARGS(nargsf) != 1 || (names && PyTuple_GET_SIZE(names))
+        || !(PyList_CheckExact(args[0]) || PyTuple_CheckExact(args[0]))) {
+        PyErr_SetString(PyExc_TypeError, "append takes a list of operands");
+        return NULL;
+    }
+    return append_operands((Append *)me, PySequence_Fast_ITEMS(args[0]), PySequence_Fast_GET_SIZE(args[0]));
 }
 
 static PyObject *append_new(PyTypeObject *type, PyObject *args, PyObject *names)
@@ -383,13 +385,136 @@ static void free_object(PyObject *me)
     Py_TRASHCAN_END
 }
 
+/* ---- Operators: a call of an operator that was met before ---------------------------------------- */
+
+enum {MOST_OPERANDS = 32};                     /* of calls that go the short way */
+
+/* `entries` finds an entry by (name, (attribute, value) .., owner of each operand ..). */
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc call;
+    Target target;
+    PyObject *entries;
+} Operators;
+
+static PyTypeObject AppendType;
+
+/* The name of a call in `entries`; NULL if an operand has no owner, if a list has changed, or for an error. */
+static PyObject *key_of(PyObject *name, PyObject *keys, PyObject *values, PyObject *const *operands, Py_ssize_t n)
+{
+    Py_ssize_t k, m = PyList_GET_SIZE(keys);
+    PyObject *key = PyTuple_New(1 + m + n);
+    if (!key)
+        return NULL;
+    PyTuple_SET_ITEM(key, 0, held(name));
+    for (k = 0; key && k < m; k++) {
+        PyObject *pair = PyTuple_New(2);
+        PyTuple_SET_ITEM(key, 1 + k, pair);
+        if (pair && k < PyList_GET_SIZE(keys) && k < PyList_GET_SIZE(values)) {
+            PyTuple_SET_ITEM(pair, 0, held(PyList_GET_ITEM(keys, k)));
+            PyTuple_SET_ITEM(pair, 1, held(PyList_GET_ITEM(values, k)));
+        } else
+            Py_CLEAR(key);
+    }
+    for (k = 0; key && k < n; k++) {
+        PyObject *owner = SLOT(operands[k], known.owner);
+        Py_XINCREF(owner);
+        PyTuple_SET_ITEM(key, 1 + m + k, owner);
+        if (!owner)
+            Py_CLEAR(key);
+    }
+    return key;
+}
+
+/* What appends to the entry of a call, held; NULL if there is none, or for an error. */
+static PyObject *find_operator(Operators *self, PyObject *key)
+{
+    PyObject *entry = PyDict_GetItemWithError(self->entries, key), *append = NULL;
+    if (entry) {
+        Py_INCREF(entry);
+        append = PyObject_GetAttr(entry, known.append);
+        Py_DECREF(entry);
+    } else if (PyErr_ExceptionMatches(PyExc_TypeError))         /* an attribute that is a list */
+        PyErr_Clear();
+    return append;
+}
+
+static PyObject *record_operator(Operators *self, PyObject *name, PyObject *arrays, PyObject *keys, PyObject *values)
+{
+    PyObject *operands[MOST_OPERANDS], *key = NULL, *append = NULL, *made = NULL;
+    Py_ssize_t k = 0, n = PyList_GET_SIZE(arrays);
+    while (k < n && k < PyList_GET_SIZE(arrays)) {
+        PyObject *array = held(PyList_GET_ITEM(arrays, k));
+        operands[k] = operand(&self->target, array);
+        Py_DECREF(array);
+        if (!operands[k])
+            break;
+        k++;
+    }
+    if (k == n && (key = key_of(name, keys, values, operands, n)))
+        append = find_operator(self, key);
+    if (append && Py_TYPE(append) == &AppendType)
+        made = append_operands((Append *)append, operands, n);
+    if (made == known.retry)
+        Py_CLEAR(made);
+    if (!made && !PyErr_Occurred())
+        made = held(Py_NotImplemented);
+    Py_XDECREF(append);
+    Py_XDECREF(key);
+    drop(operands, k);
+    return made;
+}
+
+static PyObject *operators_call(PyObject *me, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    Operators *self = (Operators *)me;
+    if (!check_alive(&self->target))
+        return NULL;
+    if (PyVectorcall_NARGS(nargsf) != 4 || (names && PyTuple_GET_SIZE(names))) {
+        PyErr_SetString(PyExc_TypeError, "an operator call is its name, arrays, and attributes: names and values");
+        return NULL;
+    }
+    if (!PyList_CheckExact(args[1]) || !PyList_CheckExact(args[2]) || !PyList_CheckExact(args[3])
+        || !PyList_GET_SIZE(args[1]) || PyList_GET_SIZE(args[1]) > MOST_OPERANDS
+        || PyList_GET_SIZE(args[2]) != PyList_GET_SIZE(args[3]))
+        return held(Py_NotImplemented);
+    return record_operator(self, args[0], args[1], args[2], args[3]);
+}
+
+static PyObject *operators_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    PyObject *calls, *entries;
+    Operators *self;
+    if (!may_make(names) || !PyArg_ParseTuple(args, "OO!", &calls, &PyDict_Type, &entries)
+        || !(self = (Operators *)type->tp_alloc(type, 0)))
+        return NULL;
+    self->call = operators_call;
+    self->entries = held(entries);
+    if (!open_target(&self->target, calls))
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static int operators_traverse(PyObject *me, visitproc visit, void *arg)
+{
+    VISIT_TARGET(((Operators *)me)->target);
+    Py_VISIT(((Operators *)me)->entries);
+    return 0;
+}
+
+static int operators_clear(PyObject *me)
+{
+    CLEAR_TARGET(((Operators *)me)->target);
+    Py_CLEAR(((Operators *)me)->entries);
+    return 0;
+}
+
 /* ---- Record: a call of a vertex with arguments of one form -------------------------------------- */
 
 /* A form as code, outside in: a letter, and behind T and L (tuple, list) the number of parts. The letter E stands for
    the argument that is a list of any length: L or T, then the letter of its elements and their parts. */
 enum {ARRAY = 'a', DATA = 'd', WORD = 'i', NUMBER = 'n', IS_NONE = '0', IS_TRUE = '1', IS_FALSE = '2',
       TUPLE = 'T', LIST = 'L', ELEMENTS = 'E'};
-enum {MOST_OPERANDS = 32};
 
 typedef struct {
     PyObject_HEAD
@@ -961,6 +1086,10 @@ static PyTypeObject AppendType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     CALLABLE("Append", Append, append, "Append(structure, num_operands, slots, calls, number, owners)", 0)};
 
+static PyTypeObject OperatorsType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    CALLABLE("Operators", Operators, operators, "Operators(calls, entries)", 0)};
+
 static PyTypeObject RecordType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     CALLABLE("Record", Record, record,
@@ -1053,13 +1182,15 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__fastpath(void)
 {
     PyObject *module = PyModule_Create(&definition);
-    if (module && (!(known.listener = PyUnicode_InternFromString("listener"))
+    if (module && (!(known.append = PyUnicode_InternFromString("append"))
+        || !(known.listener = PyUnicode_InternFromString("listener"))
         || !(known.vertices = PyUnicode_InternFromString("vertices"))
         || !(known.forward_hooks = PyUnicode_InternFromString("_forward_hooks"))
         || !(known.forward_pre_hooks = PyUnicode_InternFromString("_forward_pre_hooks"))
         || !(known.watched = PyUnicode_InternFromString("watched"))
         || !(known.too_late = PyUnicode_InternFromString("too_late"))
-        || PyModule_AddType(module, &AppendType) || PyModule_AddType(module, &RecordType)
+        || PyModule_AddType(module, &AppendType) || PyModule_AddType(module, &OperatorsType)
+        || PyModule_AddType(module, &RecordType)
         || PyModule_AddType(module, &CallType)))
         Py_CLEAR(module);
     return module;

@@ -14,7 +14,7 @@ from cavs_core import LazyArray, listening
 from cavs_core.mxnet_compat import mx
 
 from .errors import DiscardedError
-from .fastpath import FIRST, RETRY, make_append
+from .fastpath import FIRST, RETRY, make_append, make_operators
 from .results import Flushed
 from .runtime import run_calls
 from .signature import Signature
@@ -120,8 +120,9 @@ class Calls:
         self.entries: list[Entry] = []
         self.by_key: dict[Any, Entry] = {}      # exact specs of the operands -> what the call is
         self.owners: dict[int, Owner] = {}      # spec -> who owns the arrays
-        # For each state of autograd the short ways: vertex -> function of its arguments, operator -> entry
-        self.short: dict[Any, tuple[dict[Any, Any], dict[Any, Entry]]] = defaultdict(lambda: ({}, {}))
+        # For each state of autograd the short ways: vertex -> function of its arguments, operator -> entry, and
+        # what records such an operator
+        self.short: dict[Any, tuple[dict[Any, Any], dict[Any, Entry], Any]] = defaultdict(self._new_ways)
         self.forms: dict[Any, dict[Any, Any]] = {}          # (state, vertex, form ..) -> the entries of its function
         self.log = bytearray()                  # see fastpath.py
         self.made: list[int] = []               # all tokens of results
@@ -189,6 +190,10 @@ class Calls:
         self.log, self.made, self.entries = bytearray(), [], []
         for table in (self.by_key, self.owners, self.short, self.forms, self.leaf_of):
             table.clear()
+
+    def _new_ways(self) -> tuple[dict[Any, Any], dict[Any, Entry], Any]:
+        entries: dict[Any, Entry] = {}
+        return {}, entries, make_operators(self, entries)
 
     def discard(self) -> None:
         """Forget the calls: an exception left the scope."""

@@ -35,7 +35,7 @@ except ImportError:             # there was no C compiler
     compiled = None
 
 __all__ = ["FIRST", "RETRY", "KEYED", "common_owner", "compiled", "find_held", "flat_form", "form_of", "make_append",
-           "make_recorder", "structure_of"]
+           "make_operators", "make_recorder", "structure_of"]
 
 FIRST = 1 << 32                 # the first token; far from the small ints, which Python makes only once
 RETRY = object()                # a call came too late for the calls that it was meant for
@@ -156,6 +156,15 @@ def make_append(num_operands: int, structure: Any, num_outputs: int, slots: int 
         *_record(_call(pack, tokens, "RETRY"), structure, num_outputs, "RETRY"),
         "    return append"]
     return _compiled(lines)
+
+
+def make_operators(calls: Any, entries: dict[Any, Any]) -> Callable[..., Any] | None:
+    """A function (name, arrays, names and values of attributes) -> results of an operator that was met before.
+
+    It finds the entry by (name, (attribute, value) .., owner of each operand ..). What is not its case is
+    NotImplemented. None without the compiled module: then it would save nothing.
+    """
+    return None if compiled is None else compiled.Operators(calls, entries)
 
 
 @cache

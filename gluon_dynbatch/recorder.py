@@ -62,7 +62,7 @@ class Recorder(Listener):
         self._choose_short_ways()
 
     def _choose_short_ways(self) -> None:
-        self.vertices, self._operators = self.calls.short[self.recording, self.training]
+        self.vertices, self._operators, self.short_operator = self.calls.short[self.recording, self.training]
 
     def why_apart(self, array: Any) -> str:
         """Why no recorded call may read an array; empty if it may."""
@@ -91,7 +91,7 @@ class Recorder(Listener):
                     return result
             if name == "add_n" and len(arrays) > _TERMS and not self._are_rows(arrays):
                 return _add_in_parts(arrays)
-        if name in INDEX_OPERANDS or name in _UPDATED or not supports(name):
+        if name in _NEVER_SHORT or not supports(name):
             return self._record_operator(name, arrays, attrs, call)
         outside = self.calls.outside
         operands = [x if type(x) is LazyArray else outside(x) for x in arrays]
@@ -134,8 +134,9 @@ class Recorder(Listener):
         result = entry.append(operands)
         if result is RETRY:
             return self._record_operator(name, arrays, attrs, call)
-        with contextlib.suppress(TypeError):    # an attribute that is a list
-            short[(name, *attrs.items(), *owners)] = entry
+        if name not in _NEVER_SHORT:
+            with contextlib.suppress(TypeError):        # an attribute that is a list
+                short[(name, *attrs.items(), *owners)] = entry
         if entry.cls.signature.slots and len(set(owners)) == 1:
             short[_list_key(name, attrs, owners[0], len(owners))] = entry
         return result
@@ -396,6 +397,7 @@ def _signatures_of(identity: Any) -> dict[Any, Signature]:
 
 
 _UPDATED = {"BatchNorm": (3, 4)}                # operands that the backward pass of a trained operator writes
+_NEVER_SHORT = {*INDEX_OPERANDS, *_UPDATED}     # what stands for their operands depends on more than the owners
 _TRUE = ("True", "1")
 _TERMS = 8              # sums of more matrices are made of sums of so many, so that those of all lengths share launches
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from cavs_core import LazyArray
 from cavs_core.mxnet_compat import mx
 from gluon_dynbatch import fastpath
-from gluon_dynbatch.fastpath import FIRST, RETRY, form_of, make_append, make_recorder, structure_of
+from gluon_dynbatch.fastpath import FIRST, RETRY, form_of, make_append, make_operators, make_recorder, structure_of
 
 NDArray = mx.nd.NDArray
 VARIANTS = ("compiled", "generated")
@@ -181,12 +182,25 @@ class Harness:
         self.record_list = make_recorder(("n", (list, ((tuple, ("a", "a")),))), structure, 2, 1)(
             calls, self.list_entries, self.handed_on.append, self.handed_on.append, self.lengths)
         self.append = make_append(2, structure, 2)(calls, 2, (self.out, self.own))
+        self.values, self.operators = [2, (3, 4)], {}
+        for first in (self.own, outside):
+            self.operators["FC", ("units", 2), ("shape", (3, 4)), first, self.own] = SimpleNamespace(append=self.append)
+        self.operator = make_operators(calls, self.operators)
 
     def args(self, **others):
         names = {"word": self.word, "array": self.a, "pair": [self.b, self.number], "data": self.data, "none": None}
         return tuple({**names, **others}.values())
 
+    def call_operator(self, name="FC", arrays=None, values=None):
+        """Anything that is handed on is noted."""
+        made = self.operator(name, [self.a, self.b] if arrays is None else arrays, ["units", "shape"],
+                             self.values if values is None else values)
+        if made is NotImplemented:
+            self.handed_on.append((name,))
+        return made
+
     def tracked(self):
-        return [self.own, self.out, self.array, self.data, self.word, self.number, self.a, self.b, self.entry,
+        return [self.operators, self.append, self.values, self.values[1], NotImplemented,
+                self.own, self.out, self.array, self.data, self.word, self.number, self.a, self.b, self.entry,
                 self.entries, self.list_entries, self.pairs, self.pairs[0], self.calls, self.calls.log, self.calls.made,
                 self.handed_on, self.lengths, None, True, RETRY, LazyArray, NO_ARRAY, *self.calls.owners.values()]

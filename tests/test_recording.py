@@ -8,6 +8,7 @@ import pytest
 import gluon_dynbatch as gdb
 from cavs_core import LazyArray
 from cavs_core.mxnet_compat import autograd, gluon, mx
+from gluon_dynbatch import recorder
 
 nd = mx.nd
 
@@ -305,3 +306,32 @@ def test_row_sparse_gradients_stay_row_sparse():
 def test_mxnets_own_error_for_wrong_shapes():
     with gdb.batching(), pytest.raises(mx.base.MXNetError):
         (nd.ones((2, 3)) + nd.ones((4, 5))).wait_to_read()
+
+
+# ---- operators that were met before ----------------------------------------------------------
+
+
+def test_an_operator_goes_the_short_way_the_second_time(variant, monkeypatch):
+    asked = []
+    original = recorder.Recorder.on_operator
+    monkeypatch.setattr(recorder.Recorder, "on_operator", lambda self, name, *rest: asked.append(name) or original(
+        self, name, *rest))
+    x, w = nd.array([[1.0, 2.0]]), nd.array([[1.0, 0.5], [2.0, 1.0]])
+    with gdb.batching(granularity="op"):
+        made = [nd.FullyConnected(nd.tanh(x), w, no_bias=True, num_hidden=2) for _ in range(3)]
+        made.append(nd.FullyConnected(nd.tanh(x), w, no_bias=True, num_hidden=2, flatten=False))
+    times = 2 if variant == "compiled" else 4
+    assert asked.count("FullyConnected") == times and asked.count("tanh") == (1 if variant == "compiled" else 4)
+    want = nd.dot(nd.tanh(x), w, transpose_b=True).asnumpy()
+    for y in made:
+        np.testing.assert_allclose(y.asnumpy(), want, rtol=1e-6)
+
+
+def test_arrays_of_numpy_are_refused_by_legacy_operators_as_ever():
+    legacy, of_numpy = nd.ones((2,)), mx.np.ones((2,))
+    for arrays in ([of_numpy], [legacy, of_numpy]):
+        with pytest.raises(TypeError) as outside:
+            nd.add_n(*arrays)
+        with gdb.batching(), pytest.raises(TypeError) as inside:
+            nd.add_n(*arrays)
+        assert str(inside.value) == str(outside.value)

@@ -48,11 +48,12 @@ def test_an_exception_discards_restores_and_re_raises():
 
 def test_hooks_are_removed_after_the_scope():
     before = (mx.ndarray.register._imperative_invoke, autograd.set_recording, nd.NDArray._sync_copyfrom,
-              gluon.Block.__call__, mx.kvstore.KVStore.pull)
+              gluon.Block.__call__, mx.kvstore.KVStore.pull, mx.ndarray.register._verify_all_legacy_ndarrays)
     with gdb.batching():
         assert mx.ndarray.register._imperative_invoke is not before[0]
     assert before == (mx.ndarray.register._imperative_invoke, autograd.set_recording, nd.NDArray._sync_copyfrom,
-                      gluon.Block.__call__, mx.kvstore.KVStore.pull)
+                      gluon.Block.__call__, mx.kvstore.KVStore.pull,
+                      mx.ndarray.register._verify_all_legacy_ndarrays)
 
 
 def test_other_threads_are_untouched():

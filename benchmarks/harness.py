@@ -236,7 +236,7 @@ class _Run:
 
     def _share(self, name: str) -> tuple[int, int]:
         """How many steps a turn, and how many turns, a system gets: by its speed on a warm-up step."""
-        if not SYSTEMS[name].slow:                  # those have been warm since the check
+        if SYSTEMS[name].learns:                    # the others have been warm since the check
             spent = self._turn(name, range(2, 2 + WARM_UP), timed=False)
             self.seconds[name] = spent[-1] / 1e3 if spent else 1.0
         seconds = max(self.seconds[name], 1e-6)

@@ -27,20 +27,21 @@ class SystemInfo:
     variant: str = ""
     peer: bool = False          # runs in the peers' environment
     slow: bool = False          # gets fewer steps, and in a quick run only where a bar asks for it
+    learns: bool = True         # on its first mini-batches, which are not timed: it traces, compiles or tunes
     checked: bool = True        # has a loss that must equal that of the others
     env: tuple[tuple[str, str], ...] = ()       # what its process finds in the environment
 
 
 SYSTEMS = {
     # (The loop is fastest with OpenMP's threads awake; ours puts them to sleep.)
-    "mxnet-loop": SystemInfo("MXNet, one sample at a time", "gluon", "loop", slow=True,
+    "mxnet-loop": SystemInfo("MXNet, one sample at a time", "gluon", "loop", slow=True, learns=False,
                              env=(("OMP_WAIT_POLICY", "ACTIVE"),)),
     "ours-op": SystemInfo("ours, op grain", "gluon", "op", slow=True),
     "ours-vertex": SystemInfo("ours, vertex grain", "gluon", "vertex"),
     "ours-cavs": SystemInfo("ours, Cavs face", "gluon", "cavs"),
-    "dynet": SystemInfo("DyNet", "dynet", "plain", peer=True, slow=True),
+    "dynet": SystemInfo("DyNet", "dynet", "plain", peer=True, slow=True, learns=False),
     "dynet-autobatch": SystemInfo("DyNet, autobatch", "dynet", "autobatch", peer=True),
-    "torch-loop": SystemInfo("PyTorch, one sample at a time", "pytorch", "loop", peer=True, slow=True),
+    "torch-loop": SystemInfo("PyTorch, one sample at a time", "pytorch", "loop", peer=True, slow=True, learns=False),
     "torch-batched": SystemInfo("PyTorch, batched by hand", "pytorch", "batched", peer=True),
     "limit": SystemInfo("the limit: products alone, in BLAS", "limit", checked=False),
 }

@@ -11,6 +11,8 @@
 #include <stdint.h>
 #include <string.h>
 
+enum {INTERFACE = 2};                           /* the same number as in fastpath.py */
+
 static struct {
     PyTypeObject *lazy, *ndarray, *integer;
     PyObject *retry;
@@ -1182,7 +1184,8 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__fastpath(void)
 {
     PyObject *module = PyModule_Create(&definition);
-    if (module && (!(known.append = PyUnicode_InternFromString("append"))
+    if (module && (PyModule_AddIntConstant(module, "INTERFACE", INTERFACE)
+        || !(known.append = PyUnicode_InternFromString("append"))
         || !(known.listener = PyUnicode_InternFromString("listener"))
         || !(known.vertices = PyUnicode_InternFromString("vertices"))
         || !(known.forward_hooks = PyUnicode_InternFromString("_forward_hooks"))

@@ -28,10 +28,14 @@ import numpy as np
 from cavs_core import LazyArray
 from cavs_core.mxnet_compat import mx
 
+INTERFACE = 2                   # of `_fastpath.c`: whoever changes what it offers counts up, here and there
+
 compiled: ModuleType | None
 try:
     import gluon_dynbatch._fastpath as compiled
 except ImportError:             # there was no C compiler
+    compiled = None
+if getattr(compiled, "INTERFACE", 0) != INTERFACE:      # compiled from an older source
     compiled = None
 
 __all__ = ["FIRST", "RETRY", "KEYED", "common_owner", "compiled", "find_held", "flat_form", "form_of", "make_append",

@@ -121,7 +121,8 @@ def explain(stats: Stats, flushes: list[FlushReport], kernels: bool = False) -> 
     """A readable plan: every launch, everything that was not batched, and on demand the generated kernels."""
     lines = [str(stats)]
     if fastpath.compiled is None:
-        lines += ["calls are recorded by Python code, which is slower: the package was installed without a C compiler"]
+        lines += ["calls are recorded by Python code, which is slower: the package was installed without a C compiler, "
+                  "or is newer than what was compiled; install it again"]
     if openmp_spins and any(flush.backend == "native" for flush in flushes):
         lines += ["OpenMP's threads may spin on the cores that launches need, because mxnet was imported first: import "
                   "gluon_dynbatch before it, or set OMP_WAIT_POLICY=PASSIVE"]

@@ -276,14 +276,14 @@ def test_wrong_calls_of_methods_say_what_is_wrong(variant, listening_now):
 # ---- without the extension -------------------------------------------------------------------------
 
 TRAINING = """
-import sys
-if sys.argv[1] == "generated":
-    sys.modules["gluon_dynbatch._fastpath"] = None
+import sys, types
+if sys.argv[1] != "compiled":
+    sys.modules["gluon_dynbatch._fastpath"] = types.ModuleType("older") if sys.argv[1] == "stale" else None
 import numpy as np
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
-assert (gdb.fastpath.compiled is None) == (sys.argv[1] == "generated")
+assert (gdb.fastpath.compiled is None) == (sys.argv[1] != "compiled")
 
 @gdb.vertex
 class Cell(gluon.HybridBlock):
@@ -330,11 +330,16 @@ def test_training_without_the_extension(variant):
     assert says_so == str(variant == "generated") and trained == train("generated")[0]
 
 
+def test_an_extension_of_an_older_source_is_not_used():
+    assert train("stale") == train("generated")
+
+
 def test_explain_says_who_records(variant):
     with gdb.batching() as scope:
         nd.ones((1,)) * 2
     lines = scope.explain().splitlines()
-    said = "calls are recorded by Python code, which is slower: the package was installed without a C compiler"
+    said = ("calls are recorded by Python code, which is slower: the package was installed without a C compiler, or is "
+            "newer than what was compiled; install it again")
     assert lines[1:2] == ([said] if variant == "generated" else [""])
     assert scope.explain().split("\n\n")[1].startswith("flush 0")
 

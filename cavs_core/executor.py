@@ -48,6 +48,7 @@ class Run:
         self.buffers: list[Any] = []
         self._all = [_Class(plan, part) for plan, part in zip(plans, layout.classes)]
         self.classes = [c for c in self._all if c.layout.whole.num_rows]
+        self._row_shapes: list[tuple[int, ...]] = []        # of the buffers
         self._indices: dict[int, Any] = {}
         self._reshaped: dict[Any, Any] = {}
 
@@ -60,6 +61,7 @@ class Run:
     def forward(self) -> list[Any]:
         """Run everything; the buffers."""
         specs = buffer_specs([c.plan for c in self._all], self.layout)
+        self._row_shapes = [tuple(spec.shape) for spec in specs]
         self.buffers = [self.backend.empty((max(rows, 1), *spec.shape), spec.dtype)
                         for rows, spec in zip(self.layout.buffer_rows, specs)]
         for buffer, row, array in self.fills:
@@ -226,7 +228,7 @@ class Run:
         if any(out is not None for out in outs):
             specs = [cls.plan.specs[v] for v in step.outputs]
             outs = [self._new(spec, frame) if out is None else out for spec, out in zip(specs, outs)]
-        key = (type(self.backend), step)
+        key = (type(self.backend), id(step))        # the plan holds its steps
         if key not in cls.plan.compiled:
             cls.plan.compiled[key] = self.backend.compile_region(step, cls.plan.specs)
         return cls.plan.compiled[key](operands, outs if outs[0] is not None else None)
@@ -263,11 +265,12 @@ class Run:
 
     def _as_rows(self, buffer: Any, shape: tuple[int, ...], width: int) -> Any:
         """A buffer whose rows have the shape of a value, where one row is one value."""
-        if width != 1 or tuple(buffer.shape[1:]) == shape:
+        if width != 1:
             return buffer
         key = (id(buffer), shape)
         if key not in self._reshaped:       # with the buffer itself: its id must stay its own
-            self._reshaped[key] = (buffer, self.backend.reshape(buffer, (buffer.shape[0], *shape)))
+            same = tuple(buffer.shape[1:]) == shape
+            self._reshaped[key] = (buffer, buffer if same else self.backend.reshape(buffer, (buffer.shape[0], *shape)))
         return self._reshaped[key][1]
 
     # ---- operands ----------------------------------------------------------------------------
@@ -316,7 +319,7 @@ class Run:
             place = cls.layout.writes[source.state]
             width = place.width
             rows = self.pulled(place.buffer, place.base + frame.start * width, place.base + frame.stop * width)
-            same = tuple(rows.shape[1:]) == shape
+            same = self._row_shapes[place.buffer] == shape
             return rows if same else self.backend.reshape(rows, (frame.num_rows, *shape))
         read = cls.layout.reads[source]
         if not read.per_edge:

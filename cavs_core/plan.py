@@ -81,7 +81,7 @@ class ClassPlan:
     grads: dict[Any, list[int]]                     # source of a forward input -> the values of its gradient
     backward_inputs: dict[int, Any]
     kept: frozenset[int]                            # made in a launch, needed after it
-    compiled: dict[Any, Any] = field(default_factory=dict)     # (backend, step) -> function; filled by the executor
+    compiled: dict[Any, Any] = field(default_factory=dict)     # (backend, id of a step) -> function, and more
 
     @property
     def inputs(self) -> dict[int, Any]:

@@ -76,20 +76,26 @@ static PyObject *only_lazy(PyObject *made)
     return made;
 }
 
-/* What stands for an array. (Held: while Python code runs, another thread may flush and clear `leaf_of`.) */
-static PyObject *operand(Target *target, PyObject *array)
+/* What stands for an array, if a recorded call has read it before; else NULL, as for an error. (Held: while Python code
+   runs, another thread may flush and clear `leaf_of`.) */
+static PyObject *known_operand(Target *target, PyObject *array)
 {
     PyObject *key, *found;
     if (IS_LAZY(array))
         return held(array);
     if (!(key = PyLong_FromVoidPtr(array)))
         return NULL;
-    if ((found = PyDict_GetItemWithError(target->leaf_of, key)))
-        Py_INCREF(found);
-    else if (!PyErr_Occurred())
-        found = PyObject_CallOneArg(target->outside, array);
+    found = PyDict_GetItemWithError(target->leaf_of, key);
+    Py_XINCREF(found);
     Py_DECREF(key);
     return only_lazy(found);
+}
+
+/* What stands for an array. */
+static PyObject *operand(Target *target, PyObject *array)
+{
+    PyObject *found = known_operand(target, array);
+    return found || PyErr_Occurred() ? found : only_lazy(PyObject_CallOneArg(target->outside, array));
 }
 
 /* ---- a stretch of the log -------------------------------------------------------------------- */
@@ -445,14 +451,9 @@ static PyObject *record_operator(Operators *self, PyObject *name, PyObject *arra
 {
     PyObject *operands[MOST_OPERANDS], *key = NULL, *append = NULL, *made = NULL;
     Py_ssize_t k = 0, n = PyList_GET_SIZE(arrays);
-    while (k < n && k < PyList_GET_SIZE(arrays)) {
-        PyObject *array = held(PyList_GET_ITEM(arrays, k));
-        operands[k] = operand(&self->target, array);
-        Py_DECREF(array);
-        if (!operands[k])
-            break;
+    /* An array that is new to the flush is not made known here: nobody has asked yet whether the call is recorded. */
+    while (k < n && (operands[k] = known_operand(&self->target, PyList_GET_ITEM(arrays, k))))
         k++;
-    }
     if (k == n && (key = key_of(name, keys, values, operands, n)))
         append = find_operator(self, key);
     if (append && Py_TYPE(append) == &AppendType)

@@ -165,8 +165,8 @@ def make_append(num_operands: int, structure: Any, num_outputs: int, slots: int 
 def make_operators(calls: Any, entries: dict[Any, Any]) -> Callable[..., Any] | None:
     """A function (name, arrays, names and values of attributes) -> results of an operator that was met before.
 
-    It finds the entry by (name, (attribute, value) .., owner of each operand ..). What is not its case is
-    NotImplemented. None without the compiled module: then it would save nothing.
+    It finds the entry by (name, (attribute, value) .., owner of each operand ..). What is not its case, such as an
+    outside array that no call has read yet, is NotImplemented. None without the compiled module: it would save nothing.
     """
     return None if compiled is None else compiled.Operators(calls, entries)
 

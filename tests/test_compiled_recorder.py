@@ -14,7 +14,7 @@ import gluon_dynbatch.calls
 from cavs_core import LazyArray
 from cavs_core.mxnet_compat import gluon, mx
 from gluon_dynbatch import fastpath
-from gluon_dynbatch.fastpath import find_held, make_operators, make_recorder, structure_of
+from gluon_dynbatch.fastpath import find_held, make_recorder, structure_of
 
 nd = mx.nd
 LARGEST = (1 << 30) - 1
@@ -231,18 +231,13 @@ def test_lists_that_change_while_they_are_read():
             calls, {(harness.own,) * 3: (0, harness.own)}, seen.append, fails, {2})(args)
         assert not calls.log
     assert seen == [([],), (new, []), (harness.a, [])]
-    for emptied in range(3):
-        lists = [[new, harness.b], ["units", "shape"], [2, (3, 4)]]
-        calls = Calls()
-        calls.outside = lambda array, some=lists[emptied]: some.clear() or harness.a
-        assert make_operators(calls, harness.operators)("FC", *lists) is NotImplemented and not calls.log
 
 
 @needs_compiled
 def test_an_operator_that_was_met_before():
     """It is found by its name, its attributes and who owns its operands; the rest is as with `append`."""
     harness, other = Harness(), Harness()
-    for arrays in ("a", "b"), ("array", "a"):
+    for arrays in ("a", "b"), ("array", "a"):           # the array is known since the harness was made
         made = harness.call_operator(arrays=[getattr(harness, x) for x in arrays])
         wanted = other.append([x if type(x) is LazyArray else other.calls.outside(x)
                                for x in (getattr(other, name) for name in arrays)])

@@ -44,11 +44,6 @@ def late_operator(h):
     assert h.calls.asked
 
 
-def fail_in_outside(h):
-    h.calls.outside = fails
-    make_operators(h.calls, h.operators)("FC", [nd.ones((1,)), h.b], [], [])
-
-
 def fail_in_too_late(h):
     h.calls.watched, h.calls.too_late = True, fails
     h.record(h.args())
@@ -94,6 +89,7 @@ HANDED_ON = {
     "other attributes": lambda h: h.call_operator(values=[2, (3, 5)]),
     "an attribute that is a list": lambda h: h.call_operator(values=[2, [3, 4]]),
     "fewer values than names": lambda h: h.call_operator(values=[2]),
+    "an outside array that is new": lambda h: h.call_operator(arrays=[nd.ones((1,)), h.b]),
     "operands of others": lambda h: h.call_operator(arrays=[h.b, h.array]),
     "no operands": lambda h: h.call_operator(arrays=[]),
     "too many operands": lambda h: h.call_operator(arrays=[h.a] * 33),
@@ -110,8 +106,10 @@ PATHS = {
     "a list": (None, lambda h: h.record_list((h.number, h.pairs))),
     "a long list": (None, lambda h: h.record_list((h.number, h.pairs * 30))),
     "an operator": (None, lambda h: h.call_operator()),
-    "an operator on an outside array": (None, lambda h: h.call_operator(arrays=[h.array, h.b])),
-    "an error in an operand": (ZeroDivisionError, fail_in_outside),
+    "an operator on an outside array": (None, lambda h: (h.calls.outside(h.array), h.call_operator(
+        arrays=[h.array, h.b]))),
+    "no array stands for an operand": (TypeError, lambda h: h.calls.leaf_of.update({id(h.data): 3}) or h.call_operator(
+        arrays=[h.data, h.b])),
     "an operator with fewer arguments": (TypeError, lambda h: h.operator("FC", [h.a, h.b], [])),
     "append": (None, lambda h: h.append([h.a, h.b])),
     "append an array with a value": (None, lambda h: h.append([h.a, h.array])),

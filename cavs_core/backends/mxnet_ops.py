@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from ctypes import byref, c_int64
 
 import numpy as np
 
+from ..array_memory import view_of_data
 from ..mxnet_compat import mx
 from ..ops import TABLE
 from ..partition import Step
@@ -16,6 +18,8 @@ from ..rows import lower
 __all__ = ["MXNetBackend"]
 
 nd, sym = mx.nd, mx.sym
+NDArray, NDArrayHandle = nd.NDArray, mx.base.NDArrayHandle
+_LIB, check_call, mx_uint = mx.base._LIB, mx.base.check_call, mx.base.mx_uint
 
 
 class MXNetBackend:
@@ -38,17 +42,28 @@ class MXNetBackend:
 
     def index(self, rows: np.ndarray):
         """Row numbers as an array that `take` and the segment functions read."""
-        return nd.array(rows.astype(np.int32), ctx=self.ctx, dtype=np.int32)
+        if self.ctx.device_type != "cpu":
+            return nd.array(rows.astype(np.int32), ctx=self.ctx, dtype=np.int32)
+        made = nd.empty(rows.shape, ctx=self.ctx, dtype=np.int32)
+        view_of_data(made)[...] = rows              # nobody else has it: no need to go through MXNet's queue
+        return made
+
+    # Views are made thousands of times a step. MXNet's own methods ask for the shape first, which takes longer.
 
     @staticmethod
     def rows(array, start: int, stop: int):
         """A view of rows start:stop."""
-        return array if start == 0 and stop == array.shape[0] else array._slice(start, stop)
+        handle = NDArrayHandle()
+        check_call(_LIB.MXNDArraySlice(array.handle, mx_uint(start), mx_uint(stop), byref(handle)))
+        return NDArray(handle)
 
     @staticmethod
     def reshape(array, shape: Sequence[int]):
         """A view with another shape."""
-        return array.reshape(tuple(shape))
+        handle = NDArrayHandle()
+        check_call(_LIB.MXNDArrayReshape64(array.handle, len(shape), (c_int64 * len(shape))(*shape), False,
+                                           byref(handle)))
+        return NDArray(handle)
 
     @staticmethod
     def fill_rows(array, row: int, values) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -120,9 +119,7 @@ class Calls:
         self.entries: list[Entry] = []
         self.by_key: dict[Any, Entry] = {}      # exact specs of the operands -> what the call is
         self.owners: dict[int, Owner] = {}      # spec -> who owns the arrays
-        # For each state of autograd the short ways: vertex -> function of its arguments, operator -> entry, and
-        # what records such an operator
-        self.short: dict[Any, tuple[dict[Any, Any], dict[Any, Entry], Any]] = defaultdict(self._new_ways)
+        self.short: dict[Any, tuple[dict[Any, Any], dict[Any, Entry], Any]] = {}        # see `ways`
         self.forms: dict[Any, dict[Any, Any]] = {}          # (state, vertex, form ..) -> the entries of its function
         self.log = bytearray()                  # see fastpath.py
         self.made: list[int] = []               # all tokens of results
@@ -190,10 +187,6 @@ class Calls:
         self.log, self.made, self.entries = bytearray(), [], []
         for table in (self.by_key, self.owners, self.short, self.forms, self.leaf_of):
             table.clear()
-
-    def _new_ways(self) -> tuple[dict[Any, Any], dict[Any, Entry], Any]:
-        entries: dict[Any, Entry] = {}
-        return {}, entries, make_operators(self, entries)
 
     def discard(self) -> None:
         """Forget the calls: an exception left the scope."""
@@ -295,6 +288,15 @@ class Calls:
         return self.memory.overlaps(*memory_of(array))
 
     # ---- entries -----------------------------------------------------------------------------
+
+    def ways(self, state: Any) -> tuple[dict[Any, Any], dict[Any, Entry], Any]:
+        """The short ways of a state of autograd: vertex -> function of its arguments, operator -> entry, and what
+        records such an operator."""
+        found = self.short.get(state)           # (never asked for twice: another thread may empty the table)
+        if found is None:
+            entries: dict[Any, Entry] = {}
+            found = self.short[state] = {}, entries, make_operators(self, entries)
+        return found
 
     def new_entry(self, signature: Signature, recorded: bool, rows: int = 1, where: str = "", identity: Any = None,
                   numbers: tuple[bool, ...] = (), parameters: tuple[int, ...] = ()) -> Entry:

@@ -62,7 +62,7 @@ class Recorder(Listener):
         self._choose_short_ways()
 
     def _choose_short_ways(self) -> None:
-        self.vertices, self._operators, self.short_operator = self.calls.short[self.recording, self.training]
+        self.vertices, self._operators, self.short_operator = self.calls.ways((self.recording, self.training))
 
     def why_apart(self, array: Any) -> str:
         """Why no recorded call may read an array; empty if it may."""
@@ -321,7 +321,7 @@ class Recorder(Listener):
         entries = calls.forms.get(key)
         if entries is None:
             entries = calls.forms[key] = {}
-            table = calls.short[state][0]
+            table = calls.ways(state)[0]
             record = make_recorder(*key[2:])(calls, entries, table.get(vertex, general), general, lengths)
             if calls.sealed:                    # asked behind it: it may be bound to a log that nobody reads
                 return

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +25,7 @@ __all__ = ["Job", "Mismatch", "Plan", "Result", "WorkerError", "run"]
 ROOT = Path(__file__).resolve().parents[1]
 LOSS_TOLERANCE = 1e-4           # relative, float32
 MOVE_TOLERANCE = 5e-3           # of an update, relative to its length: a relu that rounding flips was seen to make 3e-3
-PAUSE = 0.15                    # seconds between turns: threads of BLAS and OpenMP spin on after their work is done
-
+PAUSE = 0.15                    # seconds between turns, in which nobody runs
 WARM_UP = 20                    # mini-batches that are not timed: some systems trace, compile and tune on the first
 PATIENCE = 900                  # seconds that an answer may take; then the process is ended
 
@@ -125,6 +127,18 @@ class WorkerProcess:
             raise WorkerError(answer["error"])
         return answer
 
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """It runs only in here: threads that spin when their work is done would take a core from whoever comes next."""
+        self._process.send_signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)           # (nothing happens if it has ended)
+
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         self.send(do, **arguments)
         return self.receive()
@@ -203,6 +217,7 @@ class _Run:
                 try:
                     answer = self.workers[name].receive()
                     self.results[name].versions, self.results[name].real = answer["versions"], answer["real"]
+                    self.workers[name].stop()
                 except WorkerError as error:
                     self.drop(name, error)
 
@@ -212,7 +227,8 @@ class _Run:
         checked = [name for name in self.workers if SYSTEMS[name].checked]
         for name in tqdm(checked, desc="  check", leave=False, file=sys.stderr):
             try:
-                prints[name] = fingerprint(self.workers[name], self.job.training)
+                with self.workers[name].awake():
+                    prints[name] = fingerprint(self.workers[name], self.job.training)
             except WorkerError as error:
                 self.drop(name, error)
         reference = REFERENCE if REFERENCE in prints else next(iter(prints), "")
@@ -246,7 +262,8 @@ class _Run:
     def _turn(self, name: str, batches: Any, timed: bool = True) -> list[float]:
         time.sleep(PAUSE)
         try:
-            spent = self.workers[name].ask("time", batches=list(batches), training=self.job.training)["ms"]
+            with self.workers[name].awake():
+                spent = self.workers[name].ask("time", batches=list(batches), training=self.job.training)["ms"]
         except WorkerError as error:
             self.drop(name, error)
             return []

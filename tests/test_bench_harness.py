@@ -1,8 +1,11 @@
 """The harness: requests and answers, systems that fail, turns, figures, tables and files."""
 
+import contextlib
 import io
 import json
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from bench_check import TINY
@@ -79,6 +82,36 @@ def test_a_run_checks_times_and_reports(tmp_path, capsys):
     assert len(list(tmp_path.glob("*.png"))) == 1
 
 
+SPINNING = """
+import sys, threading
+def spin():
+    while True: pass
+threading.Thread(target=spin, daemon=True).start()
+for line in sys.stdin: print("{}", flush=True)
+"""
+
+
+def test_a_system_runs_only_in_its_turns():
+    """One whose threads spin on would take a core from the others."""
+    worker = WorkerProcess("a system", 1, [sys.executable, "-c", SPINNING])
+    try:
+        with worker.awake():
+            assert worker.ask("anything") == {}
+        state = Path(f"/proc/{worker._process.pid}/stat")
+        if not state.exists():
+            pytest.skip("this system shows no states of processes")
+        for _ in range(100):                            # a signal takes its time
+            if state.read_text().rpartition(")")[2].split()[0] == "T":
+                break
+            time.sleep(0.05)
+        else:
+            pytest.fail("it was not stopped")
+        with worker.awake():
+            assert worker.ask("anything") == {}         # and goes on
+    finally:
+        worker.close()
+
+
 def test_a_system_that_computes_something_else_is_an_error(monkeypatch, tmp_path, capsys):
     class Fake:
         def __init__(self, name, threads):
@@ -95,6 +128,8 @@ def test_a_system_that_computes_something_else_is_an_error(monkeypatch, tmp_path
 
         def close(self):
             pass
+
+        stop, awake = close, lambda self: contextlib.nullcontext()
 
     monkeypatch.setattr(harness, "WorkerProcess", Fake)
     monkeypatch.setattr(harness, "PAUSE", 0)

@@ -442,7 +442,7 @@ static PyObject *find_operator(Operators *self, PyObject *key)
         Py_INCREF(entry);
         append = PyObject_GetAttr(entry, known.append);
         Py_DECREF(entry);
-    } else if (PyErr_ExceptionMatches(PyExc_TypeError))         /* an attribute that is a list */
+    } else if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_TypeError))     /* an attribute that is a list */
         PyErr_Clear();
     return append;
 }

@@ -168,12 +168,13 @@ def plan_flush(tables: Any, method: Method, place: str) -> tuple[Planned, bool]:
     wanted_params = [tuple(bool(p.parameter.grad_req != "null") for p in cls.signature.params) for cls in classes]
     arrays = (r.call_class, r.call_width, r.call_count, r.operands, r.leaf_buffers, r.leaf_widths, r.leaf_wanted,
               r.heads, tables.value_specs, tables.viewed)
-    key = (method, place, tuple(tables.buffers), tuple((cls.signature, cls.recorded) for cls in classes),
+    weighed = place if method.policy in ("agenda", "cost") else None
+    key = (method, weighed, tuple(tables.buffers), tuple((cls.signature, cls.recorded) for cls in classes),
            tuple(wanted_params), _checksum(r.call_class, r.operands, r.heads))
     planned = PLANS.get(key, arrays)
     if planned is not None:
         return planned, True
-    planned = _plan(tables, method, place, wanted_params)
+    planned = _plan(tables, method, weighed, wanted_params)
     PLANS.put(key, arrays, planned, [cls.identity[0] for cls in classes if cls.identity is not None])
     return planned, False
 
@@ -187,11 +188,10 @@ def _checksum(call_class, operands, heads):  # type: ignore[no-untyped-def]
     return total
 
 
-def _plan(tables: Any, method: Method, place: str, wanted_params: Any) -> Planned:
+def _plan(tables: Any, method: Method, place: str | None, wanted_params: Any) -> Planned:
     r, classes = tables.recording, tables.classes
     scanned = scan(r)
-    weighed = place if method.policy in ("agenda", "cost") else None
-    launch = plan_launches(make_problem(classes, r, scanned, weighed), method)
+    launch = plan_launches(make_problem(classes, r, scanned, place), method)
     names = [ClassName(cls.signature, cls.where) for cls in classes]
     ran, value_of = Ran(names, r, scanned, launch, range(len(classes))), None
     if method.policy != "none":                     # which is there to see what every call by itself costs

@@ -44,9 +44,9 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     tables = read_calls(calls)
     recording, buffers, leaves = tables.recording, tables.buffers, tables.leaves
     context = DEVICES[tables.value_specs[0]]
-    later = runs_in_the_end(context, scope.config.backend)
-    sample = choose_method(scope.config, tables, place_of(later, context))
-    planned, sample.known = plan_flush(tables, sample.method, place_of(later, context))
+    later = place_of(runs_in_the_end(context, scope.config.backend), context)
+    sample = choose_method(scope.config, tables, later)
+    planned, sample.known = plan_flush(tables, sample.method, later)
     layout, plans, grouping = planned.layout, planned.plans, planned.grouping
     analyzed = time.perf_counter()
     native, fallback = runs_natively(layout, plans, context, scope.config.backend)
@@ -56,7 +56,7 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     place = place_of(backend, context)
     forward_ms, backward_ms = predict_ms(plans, layout, place)
     ready = are_ready(plans, layout) if native else have_run(plans, layout)
-    sample.counts = ready and (backend == later or bool(fallback))      # else MXNet runs it until it is compiled
+    sample.counts = ready and (place == later or bool(fallback))        # else MXNet runs it until it is compiled
     with autograd.pause(train_mode=autograd.is_training()):
         arrays = _bind(plans, planned.names, leaves, context)
         stacking = time.perf_counter()

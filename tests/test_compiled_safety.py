@@ -148,8 +148,11 @@ def test_no_reference_is_left_or_lost(path):
     before = counts()
     for _ in range(2000):
         run_path(harness, path)
-    grown = counts() - before
-    assert (np.abs(grown) < 20).all(), grown     # a test framework may hold one more of None
+    grown = np.abs(counts() - before)
+    # What other tests and threads left may die meanwhile, and the whole process holds None and True
+    of_all = np.array([x is None or x is True or x is NotImplemented for x in harness.tracked()])
+    assert (grown[~of_all] < 20).all(), grown
+    assert (grown[of_all] < 200).all(), grown
 
 
 @needs_compiled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from .backends.targets import WRITTEN, Target
 from .layout import ClassLayout, Frame, Layout, Place, Read, RowIndex, Segments
@@ -25,6 +25,13 @@ class _Class:
         self.plan, self.layout = plan, layout
         self.shared: dict[int, Any] = {}
         self.stored: dict[int, tuple[Any, int, int]] = {}   # value -> (array, row of position or edge 0, rows of each)
+
+
+class _Rows(NamedTuple):
+    """The gradient of a table that was not made: rows, and the numbers that they have in it."""
+
+    numbers: Any
+    rows: Any
 
 
 class Run:
@@ -50,6 +57,7 @@ class Run:
         self.classes = [c for c in self._all if c.layout.whole.num_rows]
         self._row_shapes: list[tuple[int, ...]] = []        # of the buffers
         self._indices: dict[int, Any] = {}
+        self._scattered: set[tuple[int, int]] = set()
         self._reshaped: dict[Any, Any] = {}
 
     def estimate(self) -> Callable[[], int]:
@@ -110,9 +118,11 @@ class Run:
             Messages that come from outside: gradients of values that left the run.
         targets : source -> Target
             Arrays that take a gradient; its entry in the result is WRITTEN.
-        sparse : sources whose gradient may be given as a list of (row numbers, rows); here all rows are given
+        sparse : sources whose gradient is given as a list of (row numbers, rows), still to be added up, where it
+            comes from nothing but lookups
         """
         self.output_grads = output_grads
+        self._scattered = self._found_by_rows(set(sparse))
         self.messages = []
         for messages, buffer in zip(self.layout.messages, self.buffers):
             array = self.backend.empty((messages.num_rows, *buffer.shape[1:]), buffer.dtype)
@@ -168,8 +178,27 @@ class Run:
                 name = cls.layout.names.get(source, source)
                 if name in wanted and not isinstance(source, Pull) and source not in cls.layout.sends:
                     for value in values:
-                        grads[name] = self.total(grads.get(name), cls.shared[value])
+                        made = cls.shared[value]
+                        if isinstance(made, _Rows):
+                            grads.setdefault(name, []).append((made.numbers, made.rows))
+                        else:
+                            grads[name] = self.total(grads.get(name), made)
         return grads
+
+    def _found_by_rows(self, sparse: set[Any]) -> set[tuple[int, int]]:
+        """Gradients that are not made as tables: (id of a class, value)."""
+        found: dict[Any, list[tuple[int, int]]] = {name: [] for name in sparse}
+        for cls in self.classes if sparse else ():
+            steps = cls.plan.backward or _NOTHING
+            scattered = {step.outputs[0] for part in (steps.eager, steps.critical, steps.lazy) for step in part
+                         if step.scatters and step.outputs}
+            for source, values in cls.plan.grads.items():
+                name = cls.layout.names.get(source, source)
+                if name in found and scattered.issuperset(values):
+                    found[name] += [(id(cls), v) for v in values]       # (classes may share a plan)
+                else:
+                    found.pop(name, None)           # part of it is a table
+        return {pair for pairs in found.values() for pair in pairs}
 
     def total(self, x: Any, y: Any) -> Any:
         """x + y, where x may be missing."""
@@ -222,6 +251,8 @@ class Run:
                     local[value] = array
 
     def _run_step(self, cls: _Class, step: Step, operands: list[Any], outs: list[Any], frame: Frame) -> Sequence[Any]:
+        if step.scatters and (id(cls), step.outputs[0]) in self._scattered:
+            return [_Rows(*operands)]
         self.launched += 1
         if step.segmented:
             return [self._run_segmented(cls, step.instrs[0].op, operands[0], outs[0], frame)]

@@ -10,6 +10,7 @@ children go out, and parameter gradients, which feed nobody, are lazy.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -59,6 +60,11 @@ class Step:
     def segmented(self) -> bool:
         return self.instrs[0].op in SEGMENTED
 
+    @property
+    def scatters(self) -> bool:
+        """Whether it does nothing but add up rows (its second input) by their numbers (its first) in a table."""
+        return self.instrs[0].op == "scatter_rows" and len(self.instrs) == 2
+
 
 def make_steps(instrs: Sequence[Instr], kept: Iterable[int]) -> list[Step]:
     """Group instructions into few steps; `kept` values are needed after the last one."""
@@ -94,7 +100,17 @@ def _group(instrs: Sequence[Instr]) -> list[list[Instr]]:
                 pending.difference_update(instr.outputs)
             else:
                 later.append(instr)
-        if region:
-            groups.append(region)
+        groups += _tables_apart(region)
         waiting = later
     return groups
+
+
+def _tables_apart(region: list[Instr]) -> list[list[Instr]]:
+    """A region, and behind it the gradient of each table: somebody may want its rows, and never make the table."""
+    reads = Counter(v for instr in region for v in instr.inputs)
+    makers = {instr.outputs[0]: instr for instr in region if instr.op == "scatter_rows"}
+    pairs = [[makers[instr.inputs[0]], instr] for instr in region if instr.op == "sum_rows"
+             and instr.inputs[0] in makers and reads[instr.inputs[0]] == 1 and not reads[instr.outputs[0]]]
+    apart = {id(instr) for pair in pairs for instr in pair}
+    rest = [instr for instr in region if id(instr) not in apart]
+    return [part for part in [rest, *pairs] if part]

@@ -11,7 +11,7 @@ import numpy as np
 from cavs_core import WRITTEN, Target, add_equal_rows, address_of_data, array_at, view_of_data
 from cavs_core.mxnet_compat import mx
 
-__all__ = ["as_arrays_like", "is_sparse", "target_of", "write_gradient"]
+__all__ = ["as_arrays_like", "is_sparse", "on_device", "row_sparse", "target_of", "write_gradient"]
 
 
 def is_sparse(parameter: Any) -> bool:
@@ -37,7 +37,7 @@ def write_gradient(data: Any, parameter: Any, grad: Any, add: bool) -> None:
         return
     have, add = data.grad, add or parameter.grad_req == "add"
     if is_sparse(parameter):
-        new = grad.tostype("row_sparse") if isinstance(grad, mx.nd.NDArray) else _row_sparse(grad or [], have)
+        new = grad.tostype("row_sparse") if isinstance(grad, mx.nd.NDArray) else row_sparse(grad or [], have)
         (mx.nd.elemwise_add(have, new) if add else new).copyto(have)
     elif grad is None:
         if not add:
@@ -59,8 +59,27 @@ def _as_array(grad: Any, like: Any) -> Any:
     return mx.nd.array(grad.reshape(like.shape), ctx=like.context, dtype=like.dtype)
 
 
-def _row_sparse(parts: Sequence[tuple[Any, Any]], like: Any) -> Any:
-    """Rows with their numbers, equal ones added up, as a row_sparse array on the CPU."""
+def row_sparse(parts: Sequence[tuple[Any, Any]], like: Any) -> Any:
+    """Rows with their numbers, equal ones added up, as a row_sparse array; numpy's arrays, or MXNet's on its device."""
+    if like.context.device_type == "cpu":
+        return _on_cpu([[view_of_data(x) if isinstance(x, mx.nd.NDArray) else x for x in part] for part in parts], like)
+    return on_device(parts, like)
+
+
+def on_device(parts: Sequence[tuple[Any, Any]], like: Any) -> Any:
+    """Rows stay where they are; which of them are the same is found on the CPU, from their numbers."""
+    if not parts:
+        return mx.nd.sparse.zeros("row_sparse", like.shape, ctx=like.context, dtype=like.dtype)
+    numbers = np.concatenate([x.asnumpy().ravel().astype(np.int64) for x, _ in parts]).clip(0, like.shape[0] - 1)
+    rows = mx.nd.concat(*[x.reshape((-1, *like.shape[1:])) for _, x in parts], dim=0)
+    kept, place = np.unique(numbers, return_inverse=True)
+    index = mx.nd.array(place.reshape(1, -1), ctx=like.context, dtype=np.int64)
+    total = mx.nd._internal._backward_gather_nd(rows, index, shape=(len(kept), *like.shape[1:]))
+    return mx.nd.sparse.row_sparse_array((total, mx.nd.array(kept, ctx=like.context, dtype=np.int64)), shape=like.shape,
+                                         ctx=like.context, dtype=like.dtype)
+
+
+def _on_cpu(parts: Sequence[Sequence[Any]], like: Any) -> Any:
     sparse, shape, dtype = mx.nd.sparse, like.shape, like.dtype
     made: list[Any] = []
 

@@ -102,7 +102,7 @@ class LazyArray(NDArray, metaclass=_LazyType):
     def detach(self):
         if self.owner.settled:
             return NDArray.detach(self)
-        return self._view(mx.nd.BlockGrad(self), lambda array: array.detach())
+        return _view_of(self, mx.nd.BlockGrad(self), lambda array: array.detach())
 
     def reshape(self, *shape, **kwargs):
         if self.owner.settled:
@@ -110,31 +110,41 @@ class LazyArray(NDArray, metaclass=_LazyType):
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
             shape = tuple(shape[0])
         arguments = {"shape": shape, **kwargs}
-        return self._view(mx.nd.reshape(self, **arguments), lambda array: array.reshape(**arguments))
-
-    def _view(self, made, make):
-        """Tell the owner that MXNet would give a view of this array here: `make(array)` would make it."""
-        if isinstance(made, LazyArray):
-            self.owner.note_view(made, self, make)
-        return made
+        return _view_of(self, mx.nd.reshape(self, **arguments), lambda array: array.reshape(**arguments))
 
     def __getitem__(self, key):
         """Basic indexing as operators: a slice, then a reshape for dropped and new axes."""
         if self.owner.settled:
             return NDArray.__getitem__(self, key)
+        if type(key) is slice and key.step is None:     # what a loop over rows asks for
+            shape = self.shape
+            start, stop, _ = key.indices(shape[0])
+            if start < stop and (start or stop < shape[0]):
+                part = mx.nd.slice(self, begin=(start,), end=(stop,), step=(1,))
+                return _view_of(self, part, lambda array: array[key])
         key = key if isinstance(key, tuple) else (key,)
         if any(isinstance(k, _ADVANCED) for k in key):
             return super().__getitem__(key)         # MXNet's own, which is written in operators
         begin, end, step, shape = _basic_index(self.shape, key)
+        if 0 in shape and self.owner.has_values:    # no operator makes nothing
+            self.wait_to_read()
+            return self[key]
         part = self
         if (begin, end) != ((0,) * self.ndim, self.shape) or set(step) != {1}:
             part = mx.nd.slice(self, begin=begin, end=end, step=step)
         if part.shape != shape or part is self:
             part = mx.nd.reshape(part, shape=shape)
-        return self._view(part, lambda array: array[key])
+        return _view_of(self, part, lambda array: array[key])
 
     def __iter__(self):
         return (self[i] for i in range(self.shape[0]))
+
+
+def _view_of(base, made, make):
+    """Tell the owner that MXNet would give a view of an array here: `make(array)` would make it."""
+    if isinstance(made, LazyArray):         # else the operator ran, and both have their values
+        base.owner.note_view(made, base, make)
+    return made
 
 
 def become_array(lazy, array):
@@ -201,6 +211,10 @@ class Listener:
         """A block is called; `call()` runs it."""
         return call()
 
+    def on_forward(self, block, args, call):
+        """A hybrid block hands its arguments to its code, with its parameters; `call()` does that."""
+        return call()
+
     def on_hybrid_call(self, block, args, call):
         """A hybridized block would run its cached graph; `call()` does that."""
         return call()
@@ -242,11 +256,11 @@ def listening(listener):
 
 
 def _install():
-    """Wrap six functions of MXNet; all but one ask for the listener of their own thread."""
+    """Wrap seven functions of MXNet; all but one ask for the listener of their own thread."""
     verify = _register._verify_all_legacy_ndarrays
     invoke, block_call = _register._imperative_invoke, mx.gluon.Block.__call__
     data, cached = mx.gluon.Parameter.data, mx.gluon.HybridBlock._call_cached_op
-    finish_init = mx.gluon.Parameter._finish_deferred_init
+    finish_init, forward = mx.gluon.Parameter._finish_deferred_init, mx.gluon.HybridBlock.forward
 
     def hooked_invoke(handle, ndargs, keys, vals, out, is_np_op, output_is_list):
         listener = _local.listener
@@ -271,6 +285,12 @@ def _install():
             return block_call(self, *args)
         return listener.on_block(self, args, lambda: block_call(self, *args))
 
+    def hooked_forward(self, x, *args):
+        listener = _local.listener
+        if listener is None:
+            return forward(self, x, *args)
+        return listener.on_forward(self, (x, *args), lambda: forward(self, x, *args))
+
     def hooked_data(self, ctx=None):
         array = data(self, ctx)
         listener = _local.listener
@@ -289,6 +309,7 @@ def _install():
     for owner, name, wrapper in ((_register, "_imperative_invoke", hooked_invoke),
                                  (_register, "_verify_all_legacy_ndarrays", hooked_verify),
                                  (mx.gluon.Block, "__call__", hooked_block_call),
+                                 (mx.gluon.HybridBlock, "forward", hooked_forward),
                                  (mx.gluon.Parameter, "data", hooked_data),
                                  (mx.gluon.Parameter, "_finish_deferred_init", hooked_finish_init),
                                  (mx.gluon.HybridBlock, "_call_cached_op", hooked_cached)):

@@ -37,7 +37,7 @@ class ClassInfo(NamedTuple):
     split : for each operand, whether it is split over the positions of a ragged call (all False: not ragged)
     output_widths : rows that one position writes of each output
     output_buffers : the buffer of each output
-    alias : -1, or the first row of the operand that the call's result is
+    alias : whether calls only name rows of their first operand
     recorded : whether its calls were made under autograd.record
     owns_wanted : whether it has a parameter of its own whose gradient is asked for
     slots : columns that are the parts of each element of a list, the last ones
@@ -47,7 +47,7 @@ class ClassInfo(NamedTuple):
     split: tuple[bool, ...]
     output_widths: tuple[int, ...]
     output_buffers: tuple[int, ...]
-    alias: int
+    alias: bool
     recorded: bool
     owns_wanted: bool
     slots: int = 0
@@ -71,6 +71,8 @@ class Recording:
         Values that somebody outside still holds.
     call_count : int64 array, shape (calls,)
         The length of the list that a call takes; 0 where its class takes none.
+    call_first : int64 array, shape (calls,)
+        Where its class only names rows: the first of them, in the operand.
     """
 
     classes: list[ClassInfo]
@@ -82,6 +84,7 @@ class Recording:
     leaf_wanted: Any
     heads: Any
     call_count: Any
+    call_first: Any
 
     def per_class(self, what: Any, dtype: type = np.int64) -> Any:
         return np.array([what(c) for c in self.classes], dtype)
@@ -115,7 +118,7 @@ def scan(r: Recording) -> Scan:
     depth, active, first, same, pending, wanted, maker, source, output = _scan(
         r.call_class, operand_offsets, value_offsets, column_offsets, slots, r.operands,
         r.per_class(lambda c: c.recorded, bool), r.per_class(lambda c: c.owns_wanted, bool),
-        r.per_class(lambda c: c.alias), r.leaf_wanted)
+        r.per_class(lambda c: c.alias, bool), r.leaf_wanted)
     return Scan(depth, active, first, same, pending, wanted, column_offsets, operand_offsets, value_offsets, maker,
                 source, output)
 
@@ -141,7 +144,7 @@ def _scan(call_class, operand_offsets, value_offsets, column_offsets, slots, ope
     source, output = np.full(len(operands), -1, np.int64), np.zeros(len(operands), np.int64)
     for i in range(num_calls):
         c = call_class[i]
-        d, flows = (0 if alias[c] < 0 else -1), owns_wanted[c]      # part of a leaf is as early as the leaf
+        d, flows = (-1 if alias[c] else 0), owns_wanted[c]      # part of a leaf is as early as the leaf
         for j in range(operand_offsets[i], operand_offsets[i + 1]):
             token = operands[j]
             column = column_offsets[c] + column_of(j - operand_offsets[i], column_offsets[c + 1] - column_offsets[c],
@@ -153,10 +156,10 @@ def _scan(call_class, operand_offsets, value_offsets, column_offsets, slots, ope
             if token >= 0:
                 producer = maker[token]
                 source[j], output[j] = producer, token - value_offsets[producer]
-                if alias[call_class[producer]] >= 0:        # part of its first operand; of others it knows the shape
+                if alias[call_class[producer]]:             # part of its first operand; of others it knows the shape
                     whole = operand_offsets[producer]
                     source[j], output[j] = source[whole], output[whole]
-                d = max(d, depth[producer] + (1 if alias[c] < 0 else 0))
+                d = max(d, depth[producer] + (0 if alias[c] else 1))
                 pending[column] = True
                 arrives = active[producer]
             else:
@@ -224,7 +227,8 @@ class Grouping:
 
 def problem_of(r: Recording, s: Scan, launch_us: Any, row_us: Any) -> Problem:
     """What a policy needs to know; launch_us and row_us: float64 arrays, shape (classes,)."""
-    call_class, indptr, producers = _waits(r.call_class, r.per_class(lambda c: c.alias), s.operand_offsets, s.source)
+    call_class, indptr, producers = _waits(r.call_class, r.per_class(lambda c: c.alias, bool), s.operand_offsets,
+                                           s.source)
     return Problem(call_class, r.call_width, indptr, producers, launch_us, row_us)
 
 
@@ -234,7 +238,7 @@ def _waits(call_class, alias, operand_offsets, source):  # type: ignore[no-untyp
     runs, indptr = np.full(len(call_class), -1, np.int64), np.zeros(len(call_class) + 1, np.int64)
     producers, count = np.empty(len(source), np.int64), 0
     for i in range(len(call_class)):
-        if alias[call_class[i]] < 0:
+        if not alias[call_class[i]]:
             runs[i] = call_class[i]
             for j in range(operand_offsets[i], operand_offsets[i + 1]):
                 if source[j] >= 0:
@@ -254,16 +258,16 @@ def group(r: Recording, s: Scan, num_buffers: int, launch: Any) -> Grouping:
     launch : int64 array, shape (calls,)
         The launch that runs each call, in the order of the run, as a policy gives it; -1 for aliases.
     """
-    alias, slots = r.per_class(lambda c: c.alias), r.per_class(lambda c: c.slots)
+    slots = r.per_class(lambda c: c.slots)
     by_class, class_offsets, position, launch_class, launch_rank, launch_offsets, row_offsets, call_offsets = _arrange(
-        r.call_class, r.call_width, launch, alias)
+        r.call_class, r.call_width, launch, len(r.classes))
     ends = class_offsets.tolist()
     calls = [by_class[start:stop] for start, stop in zip(ends, ends[1:])]
     ends = launch_offsets.tolist()          # a class has one offset more than launches
     offsets, call_offsets = ([part[start + c:stop + c + 1] for c, (start, stop) in enumerate(zip(ends, ends[1:]))]
                              for part in (row_offsets, call_offsets))
 
-    may_share = np.array([info.alias < 0 and not split and k < len(info.split) - info.slots
+    may_share = np.array([not info.alias and not split and k < len(info.split) - info.slots
                           for info in r.classes for k, split in enumerate(info.split)], bool)
     is_shared = s.same & ~s.pending & may_share
     shared: list[dict[int, int]] = [{} for _ in r.classes]
@@ -279,7 +283,7 @@ def group(r: Recording, s: Scan, num_buffers: int, launch: Any) -> Grouping:
     chunks = [[0, n] if n else [0] for n in leaf_counts]
     for mine, info in zip(offsets, r.classes):
         bases.append([])
-        for buffer, width in zip(info.output_buffers, info.output_widths) if info.alias < 0 else ():
+        for buffer, width in zip(info.output_buffers, info.output_widths) if not info.alias else ():
             bases[-1].append(rows[buffer])
             chunks[buffer].extend((rows[buffer] + mine[1:] * width).tolist())
             rows[buffer] += int(mine[-1]) * width
@@ -288,9 +292,10 @@ def group(r: Recording, s: Scan, num_buffers: int, launch: Any) -> Grouping:
     classes = []
     for c, info in enumerate(r.classes):
         operands, fixed = s.operand_offsets[calls[c]], len(info.operand_widths) - info.slots
-        columns = {k: _column_rows(operand_rows[operands + k], width, info.split[k], r.call_width[calls[c]],
-                                   any(info.split))
-                   for k, width in enumerate(info.operand_widths[:fixed]) if k not in shared[c] and info.alias < 0}
+        call_width = r.call_width[calls[c]]
+        ragged = any(info.split) and bool((call_width != 1).any())
+        columns = {k: _column_rows(operand_rows[operands + k], width, info.split[k], call_width, ragged)
+                   for k, width in enumerate(info.operand_widths[:fixed]) if k not in shared[c] and not info.alias}
         edges = None
         if info.slots:
             count = r.call_count[calls[c]]
@@ -306,7 +311,7 @@ def group(r: Recording, s: Scan, num_buffers: int, launch: Any) -> Grouping:
 
 
 @njit(cache=True, nogil=True)
-def _arrange(call_class, call_width, launch, alias):  # type: ignore[no-untyped-def]
+def _arrange(call_class, call_width, launch, num_classes):  # type: ignore[no-untyped-def]
     """Calls by class, in each by launch, in each as recorded; all by counting.
 
     Returns
@@ -317,7 +322,7 @@ def _arrange(call_class, call_width, launch, alias):  # type: ignore[no-untyped-
     launch_offsets : how many launches all classes before each have
     row_offsets, call_offsets : for each class where its launches begin and the last one ends, as rows and as calls
     """
-    num_calls, num_classes, num_launches = len(call_class), len(alias), 0
+    num_calls, num_launches = len(call_class), 0
     for i in range(num_calls):
         num_launches = max(num_launches, launch[i] + 1)
     class_offsets, launch_offsets = np.zeros(num_classes + 1, np.int64), np.zeros(num_classes + 1, np.int64)
@@ -388,12 +393,12 @@ def _place_values(r: Recording, s: Scan, position: Any, bases: list[list[int]], 
     widths = np.array([w for info in r.classes for w in info.output_widths], np.int64)
     buffers = np.array([b for info in r.classes for b in info.output_buffers], np.int64)
     return _place(r.call_class, s.value_offsets, s.operand_offsets, r.operands, output_offsets, base, widths, buffers,
-                  position, r.per_class(lambda c: c.alias), leaf_rows, r.leaf_buffers)
+                  position, r.per_class(lambda c: c.alias, bool), r.call_first, leaf_rows, r.leaf_buffers)
 
 
 @njit(cache=True, nogil=True)
 def _place(call_class, value_offsets, operand_offsets, operands, output_offsets, base, widths,  # type: ignore[no-untyped-def]
-           buffers, position, alias, leaf_rows, leaf_buffers):
+           buffers, position, alias, call_first, leaf_rows, leaf_buffers):
     rows = np.empty(value_offsets[-1], np.int64)
     where = np.empty(value_offsets[-1], np.int64)
     operand_rows = np.empty(len(operands), np.int64)
@@ -402,9 +407,9 @@ def _place(call_class, value_offsets, operand_offsets, operands, output_offsets,
         for j in range(operand_offsets[i], operand_offsets[i + 1]):
             operand_rows[j] = rows[operands[j]] if operands[j] >= 0 else leaf_rows[-1 - operands[j]]
         for v in range(value_offsets[i], value_offsets[i + 1]):
-            if alias[c] >= 0:
+            if alias[c]:
                 whole = operands[operand_offsets[i]]
-                rows[v] = operand_rows[operand_offsets[i]] + alias[c]
+                rows[v] = operand_rows[operand_offsets[i]] + call_first[i]
                 where[v] = where[whole] if whole >= 0 else leaf_buffers[-1 - whole]
             else:
                 output = output_offsets[c] + v - value_offsets[i]
@@ -414,10 +419,10 @@ def _place(call_class, value_offsets, operand_offsets, operands, output_offsets,
 
 def _column_rows(starts: Any, width: int, split: bool, call_width: Any, ragged: bool) -> Any:
     """All rows that a column reads, position after position."""
-    if split:                   # a call's rows, shared out among its positions
+    if split and ragged:        # a call's rows, shared out among its positions
         count = call_width * width
         offsets = offsets_of(count)
         return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], count)
-    if ragged:                  # every position of a call reads the same rows
+    if ragged:                  # else: every position of a call reads the same rows
         starts = np.repeat(starts, call_width)
     return starts if width == 1 else (starts[:, None] + np.arange(width)).ravel()

@@ -16,23 +16,13 @@ from .errors import DiscardedError
 from .fastpath import FIRST, RETRY, make_append, make_operators
 from .results import Flushed
 from .runtime import run_calls
-from .signature import Signature
+from .signature import CallClass, Signature
 from .values import DEVICES, SPECS, Stretches, array_spec, data_spec, memory_of
 
-__all__ = ["NO_ARRAY", "BaseSparseNDArray", "CallClass", "Calls", "Entry", "Owner", "owner_of"]
+__all__ = ["NO_ARRAY", "BaseSparseNDArray", "Calls", "Entry", "Owner", "owner_of"]
 
 NDArray = mx.nd.NDArray
 BaseSparseNDArray = mx.nd.sparse.BaseSparseNDArray
-
-
-class CallClass:
-    """Calls with one signature, recorded under one state of autograd: they may share launches."""
-
-    __slots__ = ("number", "signature", "recorded", "where", "identity")
-
-    def __init__(self, number: int, signature: Signature, recorded: bool, where: str, identity: Any):
-        self.number, self.signature, self.recorded, self.where = number, signature, recorded, where
-        self.identity = identity                # held, so that its id stays its own while the class exists
 
 
 class Owner:
@@ -78,6 +68,7 @@ class Entry(NamedTuple):
     Attributes
     ----------
     number : its name in the log
+    signature : of the call; calls that only name rows share their class with others
     rows : the positions that a call occupies
     numbers : for each operand, whether it stands in the log as it is and not by its token
     owners : of the results
@@ -85,6 +76,7 @@ class Entry(NamedTuple):
     """
 
     number: int
+    signature: Signature
     cls: CallClass
     rows: int
     numbers: tuple[bool, ...]
@@ -300,25 +292,28 @@ class Calls:
 
     def new_entry(self, signature: Signature, recorded: bool, rows: int = 1, where: str = "", identity: Any = None,
                   numbers: tuple[bool, ...] = (), parameters: tuple[int, ...] = ()) -> Entry:
-        cls = self.by_signature.get((signature, recorded, parameters))
+        key = (signature, recorded, parameters)
+        if signature.alias >= 0:                # slices of any length and place are one class: nobody runs them
+            key = ("names rows", recorded, len(signature.operand_specs))
+        cls = self.by_signature.get(key)
         if cls is None:
             cls = CallClass(len(self.classes), signature, recorded, where, identity)
             if self.classes and self.classes[0].signature.context != signature.context:
                 # A flush runs on one device. After it, the caller records the call anew.
                 self.flush("a call on another device was recorded")
-                return _sealed_entry(cls)
-            self.by_signature[signature, recorded, parameters] = cls
+                return _sealed_entry(signature, cls)
+            self.by_signature[key] = cls
             self.classes.append(cls)
         number, num_operands = len(self.entries), len(signature.operand_specs) - signature.slots
         owners = tuple(map(self.owner, signature.output_specs(rows)))
         append = make_append(num_operands, signature.structure, len(owners), signature.slots)(self, number, owners)
         if self.sealed:                 # asked behind it: it may be bound to a log that nobody reads
-            return _sealed_entry(cls)
-        entry = Entry(number, cls, rows, numbers or (False,) * num_operands, owners, append)
+            return _sealed_entry(signature, cls)
+        entry = Entry(number, signature, cls, rows, numbers or (False,) * num_operands, owners, append)
         self.entries.append(entry)      # (if another thread flushes now, whoever appends to the entry has to try again)
         return entry
 
 
-def _sealed_entry(cls: CallClass) -> Entry:
+def _sealed_entry(signature: Signature, cls: CallClass) -> Entry:
     """Of calls that are being flushed: whoever appends to it has to try again."""
-    return Entry(-1, cls, 1, (), (), lambda operands: RETRY)
+    return Entry(-1, signature, cls, 1, (), (), lambda operands: RETRY)

@@ -18,9 +18,8 @@ def check_calls(flushed: Any, tables: Any, scanned: Any) -> None:
     """Run the calls one by one in recorded order, each on the values that the loop would give it."""
     values: dict[int, Any] = {}
     recording, leaves = tables.recording, tables.leaves
-    for i, c in enumerate(recording.call_class.tolist()):
-        cls = tables.classes[c]
-        signature = cls.signature
+    for i, number in enumerate(tables.call_entry.tolist()):
+        signature, cls = tables.entries[number].signature, tables.entries[number].cls
         tokens = recording.operands[scanned.operand_offsets[i]:scanned.operand_offsets[i + 1]].tolist()
         operands = [values[t] if t >= 0 else leaves.array(-1 - t) for t in tokens]
         first = int(scanned.value_offsets[i])
@@ -33,17 +32,19 @@ def check_calls(flushed: Any, tables: Any, scanned: Any) -> None:
             if not flushed.has(first + k):      # it was inside a program, which is judged by its results
                 continue
             got = flushed.row(first + k)
-            _compare(got.asnumpy(), want.asnumpy(), SPECS[signature.output_specs()[k]].dtype, i, cls, k, operands)
+            _compare(got.asnumpy(), want.asnumpy(), SPECS[signature.output_specs()[k]].dtype, i, signature.title,
+                     cls.where, k, operands)
 
 
-def _compare(got: Any, want: Any, dtype: str, number: int, cls: Any, output: int, operands: list[Any]) -> None:
+def _compare(got: Any, want: Any, dtype: str, number: int, title: str, where: str, output: int,
+             operands: list[Any]) -> None:
     rtol, atol = _TOLERANCE.get(dtype, (1e-3, 1e-5))
     if got.shape == want.shape and np.allclose(got, want, rtol=rtol, atol=atol, equal_nan=True):
         return
     worst = float(np.max(np.abs(got - want))) if got.shape == want.shape else float("nan")
     shapes = ", ".join(str(x.shape) for x in operands)
-    where = f", called by {cls.where}" if cls.where else ""
+    where = f", called by {where}" if where else ""
     raise BatchingMismatchError(
-        f"batching(check=True): call {number} ({cls.signature.title}{where}) on operands of shapes {shapes}: output "
+        f"batching(check=True): call {number} ({title}{where}) on operands of shapes {shapes}: output "
         f"{output} of the batched launch differs from the call by itself by up to {worst:g} (shapes {got.shape} and "
         f"{want.shape}). Please report it; policy='none' or granularity='op' may avoid it.")

@@ -32,7 +32,7 @@ def choose_method(config: Any, tables: Any, place: str) -> Sample:
         return Sample(Method(config.policy, grain))
     # The same code with another number of children, or on longer inputs, is the same model.
     model = frozenset((id(cls.identity[0]) if cls.identity else 0, cls.signature.title)
-                      for cls in tables.classes)
+                      for cls in tables.classes if cls.signature.alias < 0)
     first = Method("depth", grain)
     others = [Method("cost", grain), Method("agenda", grain)]
     if config.granularity == "auto":

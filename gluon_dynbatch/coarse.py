@@ -136,7 +136,7 @@ def compositions_of(r: Recording, s: Scan, groups: Groups, held: Any, looks: Any
     exported = np.zeros(int(outputs[-1]), bool)
     _survey(r.call_class, s.operand_offsets, r.operands, s.value_offsets, s.maker, s.source, groups.of_launch,
             _launches(r, groups), part, of_launch, parts, outputs, operands, held,
-            r.per_class(lambda c: c.alias >= 0, bool), call_of, member_offsets, num_parts, exported, same)
+            r.per_class(lambda c: c.alias, bool), call_of, member_offsets, num_parts, exported, same)
     for a, b in zip(outputs[parts], outputs[parts[1:]]):
         exported[b - 1] |= not exported[a:b].any()          # a program has a result, also if nobody wants it
     faces = [Face(tuple(exported[outputs[a]:outputs[b]].tolist()), tuple(same[operands[a]:operands[b]].tolist()))
@@ -296,15 +296,15 @@ def coarsen(r: Recording, s: Scan, groups: Groups, compositions: Compositions, f
     number[kept] = np.arange(len(kept))
     exported = np.array([x for face in faces for x in face.exported], bool)
     chosen = np.array([first == k for face in faces for k, first in enumerate(face.same)], bool)
-    call_class, call_width, call_count, tokens, new_launch, value_of = _coarsen(
+    call_class, call_width, call_count, call_first, tokens, new_launch, value_of = _coarsen(
         r.call_class, r.call_width, r.call_count, s.operand_offsets, r.operands, s.value_offsets, launch,
         groups.of_launch, groups.place, groups.order, groups.offsets, s.source,
-        r.per_class(lambda c: c.alias >= 0, bool), number, len(kept), compositions.of_launch, compositions.call_of,
-        compositions.member_offsets, parts, outputs, operands, exported, chosen)
+        r.per_class(lambda c: c.alias, bool), r.call_first, number, len(kept), compositions.of_launch,
+        compositions.call_of, compositions.member_offsets, parts, outputs, operands, exported, chosen)
     classes = [r.classes[c] for c in kept.tolist()]
     classes += [_class_info(r, *both) for both in zip(found, faces, by_rows)]
     recording = replace(r, classes=classes, call_class=call_class, call_width=call_width, call_count=call_count,
-                        operands=tokens, heads=value_of[r.heads])
+                        call_first=call_first, operands=tokens, heads=value_of[r.heads])
     return Coarse(recording, new_launch, value_of, kept.tolist() + [-1 - q for q in range(len(found))])
 
 
@@ -315,13 +315,13 @@ def _class_info(r: Recording, q: Composition, face: Face, by_rows: bool) -> Clas
     places = [place for info in infos for place in zip(info.output_widths, info.output_buffers)]
     outputs = [place for place, out in zip(places, face.exported) if out]
     return ClassInfo(tuple(widths[k] for k in face.operands), tuple(split[k] for k in face.operands),
-                     tuple(width for width, _ in outputs), tuple(buffer for _, buffer in outputs), -1,
+                     tuple(width for width, _ in outputs), tuple(buffer for _, buffer in outputs), False,
                      infos[0].recorded, any(info.owns_wanted for info in infos))
 
 
 @njit(cache=True, nogil=True)
 def _coarsen(call_class, call_width, call_count, operand_offsets, operands, value_offsets,  # type: ignore[no-untyped-def]
-             launch, of_group, place, order, offsets, source, aliases, number, num_kept, of_launch, call_of,
+             launch, of_group, place, order, offsets, source, aliases, call_first, number, num_kept, of_launch, call_of,
              member_offsets, parts, output_starts, operand_starts, exported, chosen):
     num_calls, num_launches = len(call_class), len(of_group)
     names_of_groups = np.flatnonzero(of_group == np.arange(num_launches))
@@ -344,6 +344,7 @@ def _coarsen(call_class, call_width, call_count, operand_offsets, operands, valu
 
     new_class, new_width = np.empty(num_calls, np.int64), np.empty(num_calls, np.int64)
     new_count, new_launch = np.zeros(num_calls, np.int64), np.empty(num_calls, np.int64)
+    new_first = np.zeros(num_calls, np.int64)
     tokens, value_of = np.empty(len(operands), np.int64), np.full(value_offsets[-1], -1, np.int64)
     count = end = values = 0
     for k in range(-1, len(by_place)):
@@ -372,7 +373,8 @@ def _coarsen(call_class, call_width, call_count, operand_offsets, operands, valu
                 plain = order[offsets[g]:offsets[g + 1]] if k >= 0 and q < 0 else order[:0]
             for i in plain:
                 new_class[count], new_width[count] = number[call_class[i]], call_width[i]
-                new_count[count], new_launch[count] = call_count[i], k if turn == 0 else -1
+                new_count[count], new_first[count] = call_count[i], call_first[i]
+                new_launch[count] = k if turn == 0 else -1
                 count += 1
                 for j in range(operand_offsets[i], operand_offsets[i + 1]):
                     token = operands[j if turn == 0 else operand_offsets[i]]    # what else is there is only looked at
@@ -381,4 +383,5 @@ def _coarsen(call_class, call_width, call_count, operand_offsets, operands, valu
                 for v in range(value_offsets[i], value_offsets[i + 1]):
                     value_of[v] = values
                     values += 1
-    return new_class[:count], new_width[:count], new_count[:count], tokens[:end], new_launch[:count], value_of
+    return (new_class[:count], new_width[:count], new_count[:count], new_first[:count], tokens[:end],
+            new_launch[:count], value_of)

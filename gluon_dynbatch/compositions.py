@@ -6,46 +6,34 @@ face) is added to what earlier ones needed, so that after a few steps all flushe
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 from cavs_core import Arg, Builder, Program
 
 from .coarse import Composition, Face, merged
+from .last_used import LastUsed
 from .signature import Signature
 
 __all__ = ["COMPOSED", "Composed", "is_by_rows"]
 
 
-class Composed:
-    """The signatures of compositions, the last used ones."""
+class Composed(LastUsed):
+    """The signatures of compositions, each with its face."""
 
     def __init__(self, most: int = 1024):
-        self.most = most
-        self._faces: OrderedDict[Any, tuple[Face, Signature]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._faces)
+        super().__init__(most)
 
     def signature(self, parts: Sequence[Signature], composition: Composition, face: Face) -> tuple[Face, Signature]:
         """A face that serves for this flush and for those before, and the signature with that face."""
         key = (tuple(parts), composition.reads)
-        with self._lock:
-            known = self._faces.get(key)
+        with self.lock:
+            known: tuple[Face, Signature] | None = self.get(key)
             wider = face if known is None else merged(known[0], face)
             if known is None or wider != known[0]:
-                known = self._faces[key] = wider, _signature(parts, composition, wider)
-            self._faces.move_to_end(key)
-            while len(self._faces) > self.most:
-                self._faces.popitem(last=False)
+                known = wider, _signature(parts, composition, wider)
+            self.put(key, known)
             return known
-
-    def clear(self) -> None:
-        with self._lock:
-            self._faces.clear()
 
 
 COMPOSED = Composed()       # of the whole process

@@ -17,19 +17,20 @@ A recurrent net would become one long program, another one for each length. So a
 layer and the next one, but not a state and one of the cells that it goes to), a group has a product with one weight
 once, what has no product ends where what it began with comes again, and no class is there more than a few times. Where
 few samples are left, launches fit by chance, in ever new ways. So groups are found twice, and the second time a call
-joins what it reads only if most of its class, reading the same class there, did.
+joins what it reads only if most of its class, reading the same class there, did. What classes mostly do is remembered:
+after a few flushes groups are found once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from cavs_core import offsets_of
-
 from .analyzer import Recording, Scan
+from .last_used import LastUsed
 from .members import (
     MOST_ROLES,
     calls_of,
@@ -45,7 +46,7 @@ from .members import (
     take_roles,
 )
 
-__all__ = ["Groups", "find_groups"]
+__all__ = ["HABITS", "Groups", "Habits", "find_groups"]
 
 MOST_PARTS = 64         # calls of a member
 MOST_TRIALS = 32        # groups that one launch may try to join
@@ -81,7 +82,37 @@ class Groups(NamedTuple):
     num_joined: int
 
 
-def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any) -> Groups | None:
+class Habits(LastUsed):
+    """How often calls are in one group with what they read, by the two classes and the column.
+
+    An entry is the number of calls together less those apart, and that of flushes.
+    """
+
+    def __init__(self, most: int = 4096):
+        super().__init__(most)
+
+    def apart(self, pairs: Sequence[Any]) -> list[bool] | None:
+        """Which pairs are mostly apart; None if some of them were seen in few flushes."""
+        known = [self.get(pair, (0, 0)) for pair in pairs]
+        return [balance < 0 for balance, _ in known] if all(n >= ENOUGH for _, n in known) else None
+
+    def learn(self, pairs: Sequence[Any], balances: Sequence[int]) -> list[bool]:
+        """Take in one flush; which pairs are mostly apart now."""
+        found = []
+        with self.lock:
+            for pair, balance in zip(pairs, balances):
+                before, flushes = self.get(pair, (0, 0))
+                self.put(pair, (before + balance, flushes + 1))
+                found.append(before + balance < 0)
+        return found
+
+
+HABITS = Habits()           # of the whole process
+ENOUGH = 4                  # flushes
+
+
+def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any, names: Sequence[Hashable],
+                habits: Habits) -> Groups | None:
     """The groups of a plan; None if every launch stays alone.
 
     Parameters
@@ -91,29 +122,37 @@ def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any) -
         The launch of each call; -1 for those that only name rows.
     joinable, heavy : bool arrays, shape (classes,)
         Whether launches of the class may join others, and whether it is a product with a weight.
+    names : of each class, what it is called in all flushes
+    habits : what was learned from other flushes
     """
-    aliases = r.per_class(lambda c: c.alias >= 0, bool)
+    aliases = r.per_class(lambda c: c.alias, bool)
     joinable = joinable & ~aliases & (r.per_class(lambda c: c.slots) == 0)
     if not len(launch) or not joinable[r.call_class].any():
         return None
     if len(r.classes) * int(s.column_offsets[-1]) > MOST_PAIRS:
         return None
     num_launches = int(launch.max()) + 1
-    order = np.argsort(launch, kind="stable")[int((launch < 0).sum()):]
-    bounds = offsets_of(np.bincount(launch[order], minlength=num_launches))
+    order, bounds = _by_launch(launch, num_launches)
     through = r.operands >= 0                           # .. by way of a call that only names rows
     through[through] = aliases[r.call_class[s.maker[r.operands[through]]]]
     split = np.array([part for c in r.classes for part in c.split], bool)
     calls = (r.call_class, r.call_width, s.operand_offsets, s.source, through, s.output)
     classes = (joinable, r.per_class(lambda c: c.recorded, bool), heavy, r.per_class(lambda c: any(c.split), bool),
                s.column_offsets, split)
-    readers, first_order = _readers(s.operand_offsets, s.source), order.copy()
+    readers = _readers(s.operand_offsets, s.source)
     apart = np.zeros((len(r.classes), len(split)), bool)
+    producers, columns = np.nonzero(_reads(launch, calls, joinable, s.column_offsets))
+    of_column = np.repeat(np.arange(len(r.classes)), np.diff(s.column_offsets))[columns]
+    pairs = [(names[a], names[b], k) for a, b, k in zip(producers.tolist(), of_column.tolist(),
+                                                        (columns - s.column_offsets[of_column]).tolist())]
+    known = habits.apart(pairs)
+    if known is None:
+        first_order = order.copy()
+        found = _grow(first_order, bounds, launch.copy(), calls, (*classes, apart), readers)
+        balance = _balance(launch, calls, joinable, s.column_offsets, found[0], first_order, found[-1])
+        known = habits.learn(pairs, balance[producers, columns].tolist())
+    apart[producers, columns] = known
     found = _grow(order, bounds, launch.copy(), calls, (*classes, apart), readers)
-    if (found[1] >= 0).any():
-        apart = _mostly_apart(launch, calls, joinable, s.column_offsets, found[0], order, found[-1])
-        order = first_order
-        found = _grow(order, bounds, launch.copy(), calls, (*classes, apart), readers)
     group, follows, place, times, member, role, starts = found
     if (follows < 0).all():
         return None
@@ -123,6 +162,36 @@ def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any) -
     num_joined = num_launches - int((group == np.arange(len(group))).sum())
     return Groups(number[group[by_start]], number[follows[by_start]], place[by_start], times[by_start], member, role,
                   order, np.append(starts[by_start], len(order)), num_joined)
+
+
+@njit(cache=True, nogil=True)
+def _by_launch(launch, num_launches):  # type: ignore[no-untyped-def]
+    """The calls by launch, in each as recorded, and where those of each launch begin."""
+    bounds = np.zeros(num_launches + 1, np.int64)
+    for k in launch:
+        if k >= 0:
+            bounds[k + 1] += 1
+    bounds = np.cumsum(bounds)
+    order, at = np.empty(bounds[-1], np.int64), bounds.copy()
+    for i in range(len(launch)):
+        if launch[i] >= 0:
+            order[at[launch[i]]] = i
+            at[launch[i]] += 1
+    return order, bounds
+
+
+@njit(cache=True, nogil=True)
+def _reads(launch, calls, joinable, column_offsets):  # type: ignore[no-untyped-def]
+    """Of each class and each column: whether some call that may join others reads the class there."""
+    call_class, _, operand_offsets, source, _, _ = calls
+    reads = np.zeros((len(column_offsets) - 1, column_offsets[-1]), np.bool_)
+    for i in range(len(launch)):
+        if launch[i] >= 0 and joinable[call_class[i]]:
+            column = column_offsets[call_class[i]] - operand_offsets[i]
+            for j in range(operand_offsets[i], operand_offsets[i + 1]):
+                if source[j] >= 0:
+                    reads[call_class[source[j]], column + j] = True
+    return reads
 
 
 @njit(cache=True, nogil=True)
@@ -143,15 +212,16 @@ def _readers(operand_offsets, source):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _mostly_apart(launch, calls, joinable, column_offsets, group, order, starts):  # type: ignore[no-untyped-def]
-    """Of each class and each column: whether calls that read the class there are mostly not in a group with it."""
+def _balance(launch, calls, joinable, column_offsets, group, order, starts):  # type: ignore[no-untyped-def]
+    """Of each class and each column: how many calls that read the class there are in a group with it, less those not.
+    """
     call_class, _, operand_offsets, source, _, _ = calls
     group_of = np.full(len(launch), -1, np.int64)
     by_start = np.argsort(starts, kind="mergesort")
     for k in range(len(by_start)):
         stop = starts[by_start[k + 1]] if k + 1 < len(by_start) else len(order)
         group_of[order[starts[by_start[k]]:stop]] = group[by_start[k]]
-    balance = np.zeros((len(column_offsets) - 1, column_offsets[-1]), np.int32)
+    balance = np.zeros((len(column_offsets) - 1, column_offsets[-1]), np.int64)
     for i in range(len(launch)):
         if launch[i] < 0 or not joinable[call_class[i]]:
             continue
@@ -160,7 +230,7 @@ def _mostly_apart(launch, calls, joinable, column_offsets, group, order, starts)
                 together = group_of[i] == group_of[source[j]]
                 column = column_offsets[call_class[i]] + j - operand_offsets[i]
                 balance[call_class[source[j]], column] += 1 if together else -1
-    return balance < 0
+    return balance
 
 
 # ---- growing groups ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -23,12 +23,13 @@ from .coarse import coarsen, compositions_of
 from .compositions import COMPOSED, is_by_rows
 from .costs.weigh import class_costs
 from .graphs import plan_graphs
-from .joining import find_groups
+from .joining import HABITS, find_groups
 from .methods import Method
 from .policies import POLICIES, Problem
 from .results import Heads, LeafName
 from .rounds import Rounds, find_rounds
-from .signature import operand_source
+from .signature import CallClass, any_number_signature, operand_source
+from .sums import SUM_ROLES, find_chains, fold_chains
 from .values import BUFFERS, ROW_SPECS, SPECS
 
 __all__ = ["PLANS", "PlanCache", "Planned", "make_problem", "plan_flush", "plan_launches"]
@@ -166,8 +167,8 @@ def plan_flush(tables: Any, method: Method, place: str) -> tuple[Planned, bool]:
     """
     r, classes = tables.recording, tables.classes
     wanted_params = [tuple(bool(p.parameter.grad_req != "null") for p in cls.signature.params) for cls in classes]
-    arrays = (r.call_class, r.call_width, r.call_count, r.operands, r.leaf_buffers, r.leaf_widths, r.leaf_wanted,
-              r.heads, tables.value_specs, tables.viewed)
+    arrays = (r.call_class, r.call_width, r.call_count, r.call_first, r.operands, r.leaf_buffers, r.leaf_widths,
+              r.leaf_wanted, r.heads, tables.value_specs, tables.viewed)
     weighed = place if method.policy in ("agenda", "cost") else None
     key = (method, weighed, tuple(tables.buffers), tuple((cls.signature, cls.recorded) for cls in classes),
            tuple(wanted_params), _checksum(r.call_class, r.operands, r.heads))
@@ -190,23 +191,51 @@ def _checksum(call_class, operands, heads):  # type: ignore[no-untyped-def]
 
 def _plan(tables: Any, method: Method, place: str | None, wanted_params: Any) -> Planned:
     r, classes = tables.recording, tables.classes
-    scanned = scan(r)
-    launch = plan_launches(make_problem(classes, r, scanned, place), method)
-    names = [ClassName(cls.signature, cls.where) for cls in classes]
-    ran, value_of = Ran(names, r, scanned, launch, range(len(classes))), None
+    scanned = of_sums = scan(r)
+    value_of = None                                 # of what runs, the number of each recorded value
     if method.policy != "none":                     # which is there to see what every call by itself costs
-        ran, value_of = _join(classes, ran, tables.viewed)
+        classes, r, value_of = _fold(classes, r, scanned, tables.viewed)
+        of_sums = scanned if value_of is None else scan(r)
+    launch = plan_launches(make_problem(classes, r, of_sums, place), method)
+    names = [ClassName(cls.signature, cls.where) for cls in classes]
+    ran = Ran(names, r, of_sums, launch, [c if c < len(tables.classes) else -1 for c in range(len(classes))])
+    if method.policy != "none":
+        viewed = tables.viewed if value_of is None else value_of[tables.viewed]
+        ran, joined = _join(classes, ran, viewed)
+        if joined is not None:
+            value_of = joined if value_of is None else _looked_up(joined, value_of)
     rounds = find_rounds(ran.recording, ran.scan)
     grouping = group(ran.recording, ran.scan, len(tables.buffers), ran.launch)
     grouping.order.sort(key=lambda pair: rounds.of_class[pair[0]])      # a round after the other, each in its order
     if value_of is not None:
         grouping = replace(grouping, value_rows=_looked_up(grouping.value_rows, value_of),
                            value_buffers=_looked_up(grouping.value_buffers, value_of))
-    heads = Heads(r, scanned, grouping, tables.value_specs)
+    heads = Heads(tables.recording.heads, scanned, grouping, tables.value_specs)
     wanted_params = [wanted_params[c] if c >= 0 else () for c in ran.origins]
     layout, plans, leaf_names, kinds = _lay_out(ran.classes, ran.recording, ran.scan, grouping, rounds, tables.buffers,
                                                 heads, wanted_params)
     return Planned(scanned, ran, grouping, heads, layout, plans, leaf_names, kinds)
+
+
+def _fold(classes: Sequence[CallClass], r: Recording, s: Scan, viewed: Any) -> Any:
+    """Let long sums be lists: the classes and the recording with them, and its numbers of the values (None: as before).
+    """
+    adds = np.array([cls.identity is None and cls.signature.adds_rows for cls in classes], bool)
+    chains = find_chains(r, s, np.concatenate([r.heads, viewed]), adds) if adds.any() else None
+    if chains is None:
+        return classes, r, None
+    chosen = SUM_ROLES.chosen(chains, _names(classes))
+    if not chosen.any():
+        return classes, r, None
+    known = {(cls.signature, cls.recorded): c for c, cls in enumerate(classes)}
+    classes, list_of = list(classes), np.full(len(classes), -1, np.int64)
+    for c in np.unique(chains.roles[chosen, 0]).tolist():
+        signature, recorded = any_number_signature("add_n", classes[c].signature.operand_specs[0]), classes[c].recorded
+        if (signature, recorded) not in known:
+            known[signature, recorded] = len(classes)
+            classes.append(CallClass(len(classes), signature, recorded, classes[c].where, None))
+        list_of[c] = known[signature, recorded]
+    return classes, *fold_chains(r, s, chains, chosen, list_of)
 
 
 def _join(classes: Sequence[Any], ran: Ran, viewed: Any) -> tuple[Ran, Any]:
@@ -214,7 +243,7 @@ def _join(classes: Sequence[Any], ran: Ran, viewed: Any) -> tuple[Ran, Any]:
     r, s = ran.recording, ran.scan
     joinable = np.array([cls.identity is None and not cls.signature.draws for cls in classes], bool)
     heavy = np.array([cls.signature.has_product for cls in classes], bool)
-    groups = find_groups(r, s, ran.launch, joinable, heavy)
+    groups = find_groups(r, s, ran.launch, joinable, heavy, _names(classes), HABITS)
     if groups is None:
         return ran, None
     numbers: dict[Any, int] = {}
@@ -232,8 +261,20 @@ def _join(classes: Sequence[Any], ran: Ran, viewed: Any) -> tuple[Ran, Any]:
         by_rows.append(is_by_rows(signatures, q))
     coarse = coarsen(r, s, groups, found, faces, by_rows)
     kept = [ran.classes[c] for c in coarse.origins if c >= 0]
-    return Ran(kept + joined, coarse.recording, scan(coarse.recording), coarse.launch, coarse.origins,
+    origins = [ran.origins[c] if c >= 0 else c for c in coarse.origins]
+    return Ran(kept + joined, coarse.recording, scan(coarse.recording), coarse.launch, origins,
                groups.num_joined), coarse.value_of
+
+
+def _names(classes: Sequence[CallClass]) -> list[Any]:
+    """What classes are called in all flushes; without blocks and weights, which may die."""
+    count: Counter[Any] = Counter()
+    names = []
+    for cls in classes:
+        look = (cls.signature if cls.identity is None else None, cls.recorded, cls.where)
+        names.append((*look, count[look]))      # the same operator with another weight is another class
+        count[look] += 1
+    return names
 
 
 def _looked_up(of_value: Any, value_of: Any) -> Any:
@@ -274,7 +315,7 @@ def _lay_out(calls: Sequence[Any], r: Recording, s: Scan, g: Grouping, rounds: R
                  "G" if inside[col] else "P" if pending[col] else "L" for k, col in enumerate(columns)]
         wanted = [active[c] and column_wanted[col] and SPECS[signature.operand_specs[k]].is_float
                   for k, col in enumerate(columns)]
-        flows = active[c] and info.alias < 0
+        flows = active[c] and not info.alias
         plans.append(signature.plan(kinds, wanted, tuple(active[c] and want for want in wanted_params[c]), flows,
                                     len(rows.offsets) == 2, tuple(np.flatnonzero(rounds.outputs[c]).tolist())))
         all_kinds.append(kinds)
@@ -321,6 +362,6 @@ def _messages(g: Grouping, plans: list[Any], classes: list[ClassLayout], heads: 
                 place = part.reads[source]
                 part.sends[source] = Place(place.buffer, free[place.buffer], place.width)
                 answer(place.buffer, place.rows.rows)
-    for buffer in range(count):
+    for buffer in np.unique(heads.buffers).tolist():
         answer(buffer, heads.rows(buffer))
     return [plan_messages(g.buffer_rows[b], read[b], sent[b], free[b], g.chunks[b]) for b in range(count)]

@@ -12,7 +12,7 @@ import numpy as np
 from cavs_core import LazyArray, Listener, ProgramError, TraceError, inactive, supports
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
-from .calls import NO_ARRAY, BaseSparseNDArray, Calls, Entry, owner_of
+from .calls import NO_ARRAY, BaseSparseNDArray, Calls, Entry, Owner, owner_of
 from .fastpath import KEYED, RETRY, common_owner, flat_form, form_of, make_recorder
 from .lists import ListCall, join_lengths, list_calls
 from .signature import (
@@ -24,11 +24,12 @@ from .signature import (
     takes_any_number,
     vertex_signature,
 )
-from .values import SPECS, WIDTHS, as_arrays, data_spec
+from .values import DEVICES, SPECS, WIDTHS, as_arrays, data_spec, zeros
 
 __all__ = ["Recorder", "vertex_key"]
 
 NDArray = mx.nd.NDArray
+_PLAIN = {LazyArray, NDArray, list, tuple, type(None), bool, int, float, str}
 _DATA = (int, float, np.ndarray, np.generic)
 _signatures: dict[Any, Signature] = {}          # operators, for the life of the process
 
@@ -47,7 +48,7 @@ class Recorder(Listener):
         self._updated: dict[int, Any] = {}          # arrays that backward passes write
         self._refused: dict[Any, str] = {}      # vertex key -> why it has no program
         self.parameters: dict[int, Any] = {}        # id of an array -> the parameter that it is of, and the array
-        self._where: list[str] = []
+        self._where: list[Any] = []              # the blocks that are being called, the innermost last
         self.calls = Calls(self)
         self._choose_short_ways()
 
@@ -81,8 +82,8 @@ class Recorder(Listener):
     def on_operator(self, name, arrays, attrs, out, call):
         if out is not None:
             return self._on_write(name, arrays, attrs, out, call)
-        if not arrays:
-            return call()                       # makes an array from nothing: a leaf
+        if not arrays:                          # makes an array from nothing: a leaf
+            return zeros(attrs, call) if name == "_zeros" else call()
         if name in ANY_NUMBER:
             entry = self._operators.get(_list_key(name, attrs, common_owner(arrays), len(arrays)))
             if entry is not None:
@@ -137,7 +138,7 @@ class Recorder(Listener):
         if name not in _NEVER_SHORT:
             with contextlib.suppress(TypeError):        # an attribute that is a list
                 short[(name, *attrs.items(), *owners)] = entry
-        if entry.cls.signature.slots and len(set(owners)) == 1:
+        if entry.signature.slots and len(set(owners)) == 1:
             short[_list_key(name, attrs, owners[0], len(owners))] = entry
         return result
 
@@ -193,7 +194,7 @@ class Recorder(Listener):
                 signature = _signatures.setdefault(general, signature)
             _signatures[exact] = signature
         rows = 1 if not signature.ragged else len(specs) if listed else SPECS[specs[0]].shape[0]
-        where = self._where[-1] if self._where else ""
+        where = _title(self._where[-1]) if self._where else ""
         entry = calls.by_key[key] = calls.new_entry(signature, self.recording, rows, where,
                                                     parameters=parameters if not listed else ())
         return entry
@@ -233,11 +234,20 @@ class Recorder(Listener):
             if record is not None:
                 return record(args)
             return self.record_vertex(block, None, type(block).forward, block, args)
-        self._where.append(_title(block))
+        self._where.append(block)
         try:
-            return call()
+            return self.on_forward(block, args, call) if type(block).forward is gluon.HybridBlock.forward else call()
         finally:
             self._where.pop()
+
+    def on_forward(self, block, args, call):
+        """MXNet first looks for all arrays and symbols in the arguments. For these there is nothing to be found."""
+        if block._active or not args or not _PLAIN.issuperset(map(type, args)):
+            return call()
+        owner, ctx, params = owner_of(args[0]), mx.current_context(), block._reg_params
+        if not isinstance(owner, Owner) or DEVICES[owner.spec] != ctx or None in [p._data for p in params.values()]:
+            return call()
+        return block.hybrid_forward(mx.nd, *args, **{name: p.data(ctx) for name, p in params.items()})
 
     def on_hybrid_call(self, block, args, call):
         """A hybridized block that could not be a vertex: operator by operator, through its own code."""
@@ -316,7 +326,7 @@ class Recorder(Listener):
     def _go_short(self, calls: Calls, state: Any, vertex: Any, forms: Any, place: int, lengths: Any, entry: Entry,
                   operands: list[LazyArray], general: Any) -> None:
         """Let the next call of this vertex with such arguments go the short way."""
-        signature = entry.cls.signature
+        signature = entry.signature
         key = (state, vertex, forms, signature.structure, len(entry.owners), place)
         entries = calls.forms.get(key)
         if entries is None:

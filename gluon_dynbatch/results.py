@@ -17,7 +17,7 @@ import numpy as np
 from cavs_core import UNTOUCHED, LazyArray, RunError, TapeBridge, become_array, on_tape
 from cavs_core.mxnet_compat import autograd, mx
 
-from .analyzer import Grouping, Recording, Scan, reached
+from .analyzer import Grouping, Scan, reached
 from .fastpath import FIRST
 from .gradients import as_arrays_like, is_sparse, target_of, write_gradient
 from .values import SPECS, WIDTHS
@@ -42,8 +42,8 @@ class Heads:
     Each has a stretch of messages, behind all those of readers in its buffer.
     """
 
-    def __init__(self, r: Recording, s: Scan, g: Grouping, specs: Sequence[int]):
-        held = r.heads[s.active[s.maker[r.heads]]] if len(r.heads) else r.heads
+    def __init__(self, held: Any, s: Scan, g: Grouping, specs: Sequence[int]):
+        held = held[s.active[s.maker[held]]] if len(held) else held
         self.values = held[np.argsort(g.value_buffers[held], kind="stable")] if len(held) else held
         self.buffers = g.value_buffers[self.values]
         self.widths = np.array([WIDTHS[specs[v]] for v in self.values.tolist()], np.int64)
@@ -103,7 +103,7 @@ class Flushed:
         self.origins = planned.ran.origins          # of the plans: recorded classes; joined ones have no parameters
         self._note_backward = note_backward
         self.specs, self.leaves = tables.value_specs, tables.leaves
-        self.only_names_rows = self.r.per_class(lambda c: c.alias >= 0, bool)[self.r.call_class[self.s.maker]]
+        self.only_names_rows = self.r.per_class(lambda c: c.alias, bool)[self.r.call_class[self.s.maker]]
         self.taped: dict[int, Any] | None = None    # value -> NDArray on the tape, once they are there
         self.bases: dict[int, Any] = {}             # value -> NDArray whose views share its memory
         self.freed = False

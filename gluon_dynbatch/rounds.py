@@ -42,7 +42,7 @@ class Rounds:
 
 def find_rounds(r: Recording, s: Scan) -> Rounds:
     """Rings and rounds of what was recorded."""
-    alias, slots = r.per_class(lambda c: c.alias), r.per_class(lambda c: c.slots)
+    alias, slots = r.per_class(lambda c: c.alias, bool), r.per_class(lambda c: c.slots)
     output_offsets = offsets_of(r.per_class(lambda c: len(c.output_widths)))
     ring, of_class = _rings(_reads(r.call_class, s.operand_offsets, s.source, alias))
     columns, outputs = _inside(r.call_class, s.operand_offsets, s.source, s.output, s.column_offsets, output_offsets,
@@ -55,7 +55,7 @@ def _reads(call_class, operand_offsets, source, alias):  # type: ignore[no-untyp
     """reads[a, b]: whether a call of class b reads a value of class a."""
     reads = np.zeros((len(alias), len(alias)), np.bool_)
     for i in range(len(call_class)):
-        if alias[call_class[i]] < 0:
+        if not alias[call_class[i]]:
             for j in range(operand_offsets[i], operand_offsets[i + 1]):
                 if source[j] >= 0:
                     reads[call_class[source[j]], call_class[i]] = True
@@ -126,7 +126,7 @@ def _inside(call_class, operand_offsets, source, output, column_offsets, output_
     outputs = np.zeros(output_offsets[-1], np.bool_)
     for i in range(len(call_class)):
         c = call_class[i]
-        if alias[c] >= 0:
+        if alias[c]:
             continue
         num_columns = column_offsets[c + 1] - column_offsets[c]
         for j in range(operand_offsets[i], operand_offsets[i + 1]):

@@ -118,9 +118,10 @@ def _fills(leaves: Leaves, g: Grouping, r: Recording, buffers: list[int], native
     """The leaves of every buffer, one below the other; numbers stay numpy's for the native backend."""
     fills = []
     placed = np.flatnonzero(g.leaf_rows >= 0)
-    for b, number in enumerate(buffers):
-        mine = placed[r.leaf_buffers[placed] == b]
-        data, numbers = np.split(mine, [np.searchsorted(mine, len(leaves.data))])
+    for b in np.unique(r.leaf_buffers[placed]).tolist():
+        number, mine = buffers[b], placed[r.leaf_buffers[placed] == b]
+        count = int(np.searchsorted(mine, len(leaves.data)))
+        data, numbers = mine[:count], mine[count:]
         if len(data):
             fills.append((b, 0, _stacked(leaves, data.tolist(), ROW_SPECS[number], native)))
         if len(numbers):
@@ -130,7 +131,7 @@ def _fills(leaves: Leaves, g: Grouping, r: Recording, buffers: list[int], native
     return fills
 
 
-_MANY = 32          # from so many arrays on, the compiled copy is worth its first call
+_MANY = 8           # from so many arrays on, the compiled copy is worth its first call
 
 
 def _stacked(leaves: Leaves, mine: list[int], row: Any, native: bool) -> Any:

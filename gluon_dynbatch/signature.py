@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ from cavs_core.mxnet_compat import autograd, mx
 from .fastpath import structure_of
 from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS, is_by_rows, spec_number
 
-__all__ = ["ANY_NUMBER", "INDEX_OPERANDS", "Signature", "any_number_signature", "operator_signature",
+__all__ = ["ANY_NUMBER", "INDEX_OPERANDS", "CallClass", "Signature", "any_number_signature", "operator_signature",
            "takes_any_number", "vertex_signature"]
 
 
@@ -56,6 +57,7 @@ class Signature:
     run_alone : (block, operands) -> the distinct outputs of the call by itself on real arrays, by MXNet
     draws : whether the result is random
     has_product : whether it multiplies matrices
+    adds_rows : whether it adds up two rows that look alike, and does nothing else
     """
 
     def __init__(self, title: str, program: Program, operand_specs: Sequence[int], context: Any, template: Any,
@@ -78,6 +80,8 @@ class Signature:
         self.params = [s for s in program.inputs.values() if isinstance(s, Param)]
         self.has_product = any(instr.op in ("matmul", "batch_matmul") for instr in program.instrs)
         self.draws = any(instr.op == "uniform_like" for instr in program.instrs)
+        self.adds_rows = (len(program.instrs) == 1 and program.instrs[0].op in ("broadcast_add", "elemwise_add")
+                          and len(self.operand_specs) == 2 and _are_summed(self.operand_specs))
         self.run_alone = lambda block, operands: [
             flat[places.index(k)] for flat in [run_alone(block, operands)] for k in range(len(values))]
         self._plans: dict[Any, ClassPlan] = {}
@@ -97,6 +101,13 @@ class Signature:
             self._output_specs[rows] = [spec_number(shape, s.dtype, self.context, by_rows)
                                         for shape, s in zip(shapes, specs)]
         return self._output_specs[rows]
+
+    @functools.cached_property
+    def rows(self) -> tuple[tuple[int, ...], ...]:
+        """Of one position: the rows that it reads of each operand and writes of each output; the buffers of these."""
+        outputs = self.output_specs()
+        return (tuple(WIDTHS[s] for s in self.operand_specs), tuple(WIDTHS[s] for s in outputs),
+                tuple(BUFFERS[s] for s in outputs))
 
     def only_looks_up(self, param: Any) -> bool:
         """Whether rows of a parameter are looked up, and nothing else is done with it: its gradient may be sparse."""
@@ -137,6 +148,19 @@ class Signature:
             asked += [p for p, want in zip(self.params, wanted_params) if want]
             self._plans[key] = plan_class(vertex, asked, recorded, in_one_launch, recurrent)
         return self._plans[key]
+
+
+class CallClass:
+    """Calls with one signature, recorded under one state of autograd: they may share launches.
+
+    Those that only name rows are one class, with the signature of the first.
+    """
+
+    __slots__ = ("number", "signature", "recorded", "where", "identity")
+
+    def __init__(self, number: int, signature: Signature, recorded: bool, where: str, identity: Any):
+        self.number, self.signature, self.recorded, self.where = number, signature, recorded, where
+        self.identity = identity                # held, so that its id stays its own while the class exists
 
 
 def operand_source(index: int, kind: str) -> Any:
@@ -187,12 +211,21 @@ ANY_NUMBER = ("add_n", "Concat")
 
 
 def takes_any_number(name: str, attrs: dict[str, Any], specs: Sequence[int]) -> bool:
-    """Whether an operator adds up single rows, or joins them along the first axis: any number of them is one class."""
-    return (len(specs) > 1 and len(set(specs)) == 1 and WIDTHS[specs[0]] == 1
-            and (name == "add_n" or (name == "Concat" and str(attrs.get("dim", 1)) == "0"
-                                     and SPECS[specs[0]].shape[0] == 1)))
+    """Whether an operator adds up single rows, or joins them along the first axis: any number of them is one class.
+
+    (The sum of one row, too: it would be there without a launch, but a step before the sums that it belongs to.)
+    """
+    return (name == "add_n" and _are_summed(specs)) or (
+        name == "Concat" and str(attrs.get("dim", 1)) == "0" and len(specs) > 1 and len(set(specs)) == 1
+        and WIDTHS[specs[0]] == 1 and SPECS[specs[0]].shape[0] == 1)
 
 
+def _are_summed(specs: Sequence[int]) -> bool:
+    """Whether rows may be added up as a list: they look alike, and MXNet has the operator for their dtype."""
+    return len(set(specs)) == 1 and WIDTHS[specs[0]] == 1 and SPECS[specs[0]].dtype not in ("int8", "uint8")
+
+
+@functools.cache
 def any_number_signature(name: str, spec: int) -> Signature:
     """Single rows as a list: each is a position that is copied to its place (Concat), or all are added up (add_n)."""
     joins = name == "Concat"
@@ -225,11 +258,11 @@ def _row_program(build: Any, specs: Sequence[int], split: Sequence[bool]) -> Pro
         return None
 
 
-_NAMING = ("slice", "slice_axis", "Reshape", "expand_dims", "squeeze", "Flatten", "reshape_like")
+_NAMING = ("slice", "slice_axis", "Reshape", "expand_dims", "squeeze", "Flatten", "reshape_like", "_copy", "Dropout")
 
 
 def _alias_of(name: str, program: Program, spec: int) -> int:
-    """The first row of the operand that a slice or reshape only names; -1 if it makes something new."""
+    """The first row of the operand that a slice, a reshape or a copy only names; -1 if it makes something new."""
     if name not in _NAMING:
         return -1
     row = ROW_SPECS[BUFFERS[spec]].shape[0]

@@ -46,12 +46,13 @@ class Tables:
     value_specs : int64 array, spec number of each value
     leaves : Leaves
     viewed : int64 array, values that others share their memory with
+    entries, call_entry : Entry of each kind of calls, and its number for each call
     """
 
     def __init__(self, classes: list[Any], recording: Recording, buffers: list[int], value_specs: Any, leaves: Leaves,
-                 viewed: Any):
+                 viewed: Any, entries: list[Any], call_entry: Any):
         self.classes, self.recording, self.buffers, self.value_specs = classes, recording, buffers, value_specs
-        self.leaves, self.viewed = leaves, viewed
+        self.leaves, self.viewed, self.entries, self.call_entry = leaves, viewed, entries, call_entry
 
 
 def read_calls(calls: Any) -> Tables:
@@ -63,7 +64,7 @@ def read_calls(calls: Any) -> Tables:
     num_data = len(specs)
     data = calls.leaves[:num_data]
     call_entry, call_count, operands, numbers, value_specs = _read(
-        log, *_joined([e.numbers for e in entries]), _array([e.cls.signature.slots for e in entries]),
+        log, *_joined([e.numbers for e in entries]), _array([e.signature.slots for e in entries]),
         *_joined([[o.spec for o in e.owners] for e in entries]), FIRST, num_data)
     calls.num_taken = len(value_specs)
     if len(held) != calls.num_taken and threading.get_ident() == calls.recorder.thread:
@@ -83,18 +84,20 @@ def read_calls(calls: Any) -> Tables:
         leaf_wanted[:num_data] = [isinstance(x, NDArray) and needs_gradient(x) for x in data]
     recording = Recording(
         classes, _array([e.cls.number for e in entries])[call_entry], _array([e.rows for e in entries])[call_entry],
-        operands, _array([_buffer_of(s, buffers) for s in leaf_specs.tolist()])[place],
-        _array([WIDTHS[s] for s in leaf_specs.tolist()])[place], leaf_wanted, heads, call_count)
+        operands, _array([_buffer(BUFFERS[s], buffers) for s in leaf_specs.tolist()])[place],
+        _array([WIDTHS[s] for s in leaf_specs.tolist()])[place], leaf_wanted, heads, call_count,
+        _array([e.signature.alias for e in entries])[call_entry])
     calls.forget()
     of_parameters = calls.recorder.parameters
     parameters = {k: of_parameters[id(x)][0] for k, x in enumerate(data) if id(x) in of_parameters}
     return Tables(known, recording, list(buffers), value_specs, Leaves(data, numbers, leaf_specs[place], parameters),
-                  _array(sorted(v for v in list(calls.viewed) if v < calls.num_taken)))
+                  _array(sorted(v for v in list(calls.viewed) if v < calls.num_taken)), entries, call_entry)
 
 
 def recorded_bytes(r: Recording) -> int:
     """About what recording takes: the log, as a list and as an array, tokens, results, and the tables."""
-    arrays = (r.call_class, r.call_width, r.call_count, r.operands, r.leaf_buffers, r.leaf_widths, r.heads)
+    arrays = (r.call_class, r.call_width, r.call_count, r.call_first, r.operands, r.leaf_buffers, r.leaf_widths,
+              r.heads)
     log = len(r.call_class) + len(r.operands)
     values = int(r.per_class(lambda c: len(c.output_widths))[r.call_class].sum())
     return sum(a.nbytes for a in arrays) + 16 * log + (_TOKEN + _RESULT) * values
@@ -106,15 +109,16 @@ _RESULT = sys.getsizeof(LazyArray()) + 16       # an array that stands for a res
 
 def _class_info(cls: Any, buffers: dict[int, int]) -> ClassInfo:
     signature = cls.signature
-    outputs = signature.output_specs()
+    operand_widths, output_widths, numbers = signature.rows
     return ClassInfo(
-        tuple(WIDTHS[s] for s in signature.operand_specs), signature.split, tuple(WIDTHS[s] for s in outputs),
-        tuple(_buffer_of(s, buffers) for s in outputs), signature.alias, cls.recorded,
-        cls.recorded and any(p.parameter.grad_req != "null" for p in signature.params), signature.slots)
+        operand_widths, signature.split, output_widths, tuple([_buffer(n, buffers) for n in numbers]),
+        signature.alias >= 0, cls.recorded,
+        cls.recorded and any([p.parameter.grad_req != "null" for p in signature.params]), signature.slots)
 
 
-def _buffer_of(spec: int, buffers: dict[int, int]) -> int:
-    return buffers.setdefault(BUFFERS[spec], len(buffers))
+def _buffer(number: int, buffers: dict[int, int]) -> int:
+    """The place of a buffer among those of the flush, by its number in the process."""
+    return buffers.setdefault(number, len(buffers))
 
 
 def _array(values: Sequence[int]) -> Any:

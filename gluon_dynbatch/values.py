@@ -8,6 +8,7 @@ value of shape (.., H) is rows of length H; a vector is one row, or, where it ho
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 
 import numpy as np
@@ -16,7 +17,7 @@ from cavs_core import Spec, address_of_data
 from cavs_core.mxnet_compat import mx
 
 __all__ = ["SPECS", "DEVICES", "BUFFERS", "WIDTHS", "ROW_SPECS", "spec_number", "array_spec", "data_spec", "memory_of",
-           "Stretches", "is_by_rows", "as_array", "as_arrays"]
+           "Stretches", "is_by_rows", "as_array", "as_arrays", "zeros"]
 
 _LIB = mx.base._LIB
 SPECS: list[Spec] = []              # number -> shape and dtype
@@ -129,3 +130,19 @@ def data_spec(value, context) -> int:
     """The spec number of a Python number or a numpy array, as mx.nd.array would make it."""
     shape = np.shape(value) or (1,)
     return spec_number(shape, "float32", context)
+
+
+_SMALL = 1 << 14        # bytes
+
+
+def zeros(attrs, make):
+    """What the operator for zeros makes, `make()`; small arrays on a CPU (a cell's first state) without its queue."""
+    shape, context, dtype = attrs.get("shape"), attrs.get("ctx"), attrs.get("dtype")
+    if type(shape) is not tuple or type(dtype) is not str or not isinstance(context, mx.Context):
+        return make()
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if context.device_type != "cpu" or not 0 < size <= _SMALL:
+        return make()
+    made = mx.nd.empty(shape, ctx=context, dtype=dtype)
+    ctypes.memset(address_of_data(made), 0, size)       # nobody else has it
+    return made

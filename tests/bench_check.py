@@ -8,7 +8,8 @@ TINY = {"treelstm-sst": {"batch": 3, "hidden": 4, "embed": 5},
         "treefc": {"batch": 3, "hidden": 4, "leaves": 8},
         "varlstm": {"batch": 3, "hidden": 4, "embed": 4, "words": 20},
         "bilstm-char-tagger": {"batch": 2, "hidden": 4, "embed": 5, "chars": 3, "char_embed": 2},
-        "graphconv": {"batch": 2, "hidden": 4, "rounds": 2}}
+        "graphconv": {"batch": 2, "hidden": 4, "rounds": 2},
+        "spinn": {"batch": 3, "hidden": 4, "embed": 5, "track": 3}}
 
 
 def tiny(name, num_batches=2, data=None):

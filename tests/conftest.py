@@ -41,9 +41,11 @@ def ctx():
 @pytest.fixture(autouse=True)
 def _fresh_seed_and_device():
     """Every test starts from the same seeds on the test device, with a policy "auto" that has seen no step (which
-    method it would try depends on the clock), and ends with nothing under way."""
+    method it would try depends on the clock) and a planner that has seen no flush, and ends with nothing under way."""
     if "gluon_dynbatch.choose" in sys.modules:
         sys.modules["gluon_dynbatch.choose"].AUTO.forget()
+        sys.modules["gluon_dynbatch.joining"].HABITS.clear()
+        sys.modules["gluon_dynbatch.sums"].SUM_ROLES.clear()
     mx.random.seed(7)
     np.random.seed(7)
     with test_context():

@@ -9,12 +9,12 @@ from gluon_dynbatch.analyzer import ClassInfo, Recording, group, problem_of, sca
 from gluon_dynbatch.policies import POLICIES
 
 
-def info(operands=1, outputs=1, buffer=0, split=None, alias=-1, recorded=True, owns=False, widths=None, slots=0):
+def info(operands=1, outputs=1, buffer=0, split=None, alias=False, recorded=True, owns=False, widths=None, slots=0):
     return ClassInfo((widths or (1,) * operands), split or (False,) * operands, (1,) * outputs, (buffer,) * outputs,
                      alias, recorded, owns, slots)
 
 
-def recording(classes, calls, num_leaves=0, wanted=(), heads=()):
+def recording(classes, calls, num_leaves=0, wanted=(), heads=(), firsts=()):
     """calls: (class, positions, tokens); more tokens than the class has columns are those of a list."""
     call_class, width, tokens = zip(*calls) if calls else ((), (), ())
     slots = [classes[c].slots for c in call_class]
@@ -24,11 +24,11 @@ def recording(classes, calls, num_leaves=0, wanted=(), heads=()):
         classes, np.array(call_class, np.int64), np.array(width, np.int64),
         np.array([t for part in tokens for t in part], np.int64), np.zeros(num_leaves, np.int64),
         np.ones(num_leaves, np.int64), np.isin(np.arange(num_leaves), wanted), np.array(heads, np.int64),
-        np.array(counts, np.int64))
+        np.array(counts, np.int64), np.array(firsts or [0] * len(calls), np.int64))
 
 
-def analyze(classes, calls, num_leaves=0, wanted=(), policy="depth"):
-    r = recording(classes, calls, num_leaves, wanted)
+def analyze(classes, calls, num_leaves=0, wanted=(), policy="depth", firsts=()):
+    r = recording(classes, calls, num_leaves, wanted, firsts=firsts)
     s = scan(r)
     problem = problem_of(r, s, np.ones(len(classes)), np.ones(len(classes)))
     return r, s, group(r, s, 1, POLICIES[policy].plan(problem))
@@ -69,8 +69,9 @@ def test_gradients_flow_only_where_they_are_wanted():
 
 def test_an_alias_runs_nowhere_and_names_rows():
     """x is three rows; x[1] is row 1 of it, and a reader of x[1] is one deeper than x, not two."""
-    three = ClassInfo((1,), (False,), (3,), (0,), -1, True, False)
-    _, s, g = analyze([three, info(alias=1), info()], [(0, 1, [-1]), (1, 1, [0]), (2, 1, [1])], num_leaves=1)
+    three = ClassInfo((1,), (False,), (3,), (0,), False, True, False)
+    _, s, g = analyze([three, info(alias=True), info()], [(0, 1, [-1]), (1, 1, [0]), (2, 1, [1])], num_leaves=1,
+                      firsts=[0, 1, 0])
     assert s.depth.tolist() == [0, 0, 1]
     assert [c for c, _ in g.order] == [0, 2]
     assert g.value_rows.tolist() == [0, 1, 3]
@@ -79,7 +80,7 @@ def test_an_alias_runs_nowhere_and_names_rows():
 
 
 def test_part_of_a_leaf_waits_for_nobody():
-    _, s, g = analyze([info(alias=0), info()], [(0, 1, [-1]), (1, 1, [0]), (0, 1, [-1]), (1, 1, [2])], num_leaves=1)
+    _, s, g = analyze([info(alias=True), info()], [(0, 1, [-1]), (1, 1, [0]), (0, 1, [-1]), (1, 1, [2])], num_leaves=1)
     assert s.depth.tolist() == [-1, 0, -1, 0]
     assert g.order == [(1, 0)] and g.classes[1].columns[0].tolist() == [0, 0]
     assert g.leaf_rows.tolist() == [0]
@@ -87,7 +88,7 @@ def test_part_of_a_leaf_waits_for_nobody():
 
 def test_ragged_calls_share_a_launch():
     """Calls on 2, 1 and 3 rows are six positions; the other operand is repeated for each."""
-    maker = ClassInfo((1,), (False,), (1,), (0,), -1, True, False)
+    maker = ClassInfo((1,), (False,), (1,), (0,), False, True, False)
     ragged = info(operands=2, split=(True, False))
     calls = [(0, 1, [-1]), (1, 2, [0, -2]), (1, 1, [0, -3]), (1, 3, [0, -2])]
     _, s, g = analyze([maker, ragged], calls, num_leaves=3)
@@ -100,7 +101,7 @@ def test_ragged_calls_share_a_launch():
 
 
 def test_wide_values_are_several_rows():
-    wide = ClassInfo((2,), (False,), (2,), (0,), -1, True, False)
+    wide = ClassInfo((2,), (False,), (2,), (0,), False, True, False)
     _, _, g = analyze([info(outputs=1), wide], [(0, 1, [-1]), (1, 1, [0]), (1, 1, [1])], num_leaves=1)
     assert g.classes[1].columns[0].tolist() == [0, 1, 1, 2]
     assert g.buffer_rows == [1 + 2 * 2]
@@ -168,7 +169,7 @@ def test_columns_read_the_rows_of_their_tokens(drawn):
 
 def test_sources_are_found_through_parts_of_values():
     """A part of a part of the second output of call 0; and a part of a leaf."""
-    classes = [info(outputs=2), info(alias=0), info(operands=2, alias=0), info(operands=2)]
+    classes = [info(outputs=2), info(alias=True), info(operands=2, alias=True), info(operands=2)]
     calls = [(0, 1, [-1]), (1, 1, [1]), (2, 1, [2, 0]), (1, 1, [-1]), (3, 1, [3, 4])]
     s = scan(recording(classes, calls, num_leaves=1))
     assert s.source.tolist() == [-1, 0, 0, 0, -1, 0, -1] and s.output[[1, 2, 3, 5]].tolist() == [1, 1, 0, 1]

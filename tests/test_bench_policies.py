@@ -196,7 +196,7 @@ def test_the_command_line_runs_every_workload_once(monkeypatch, tmp_path):
     given = tmp_path / "a.json"
     assert bench.main(["--workload", "treefc", "--backend", "mxnet", "--steps", "3", "--json", str(given)]) == 0
     (every, path), (chosen, used) = ran
-    names = [*workloads.NAMES[:2], "treelstm-sick-op", *workloads.NAMES[2:]]
+    names = [*workloads.ALL[:2], "treelstm-sick-op", *workloads.ALL[2:]]
     assert [one.name for one in every] == [*names, *(f"{name}-mxnet" for name in names)]
     assert path.name == "policies-quick.json" and {one.steps for one in every} == {bench.QUICK_STEPS}
     assert [(one.name, one.steps) for one in chosen] == [("treefc-mxnet", 3)] and used == given

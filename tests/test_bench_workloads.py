@@ -11,7 +11,7 @@ from benchmarks.workloads import graphconv, treelstm_sick, treelstm_sst, varlstm
 from benchmarks.workloads.base import DATA_VARIABLE, data_folder, read_text
 
 
-@pytest.mark.parametrize("name", workloads.NAMES)
+@pytest.mark.parametrize("name", workloads.ALL)
 def test_the_same_arguments_give_the_same_workload(name):
     first, second = tiny(name), tiny(name)
     assert first.samples[0] is not second.samples[0]
@@ -21,7 +21,7 @@ def test_the_same_arguments_give_the_same_workload(name):
         np.testing.assert_array_equal(value, second.params[key])
 
 
-@pytest.mark.parametrize("name", workloads.NAMES)
+@pytest.mark.parametrize("name", workloads.ALL)
 def test_batches_and_products_have_the_sizes_of_the_options(name):
     made = tiny(name, num_batches=3)
     assert made.num_batches == 3 and not made.real
@@ -86,7 +86,7 @@ def test_generated_data_looks_like_the_real_data():
     assert all(v in m.neighbours[u] for m in molecules for v, around in enumerate(m.neighbours) for u in around)
 
 
-@pytest.mark.parametrize("name", [name for name in workloads.NAMES if name != "treefc"])
+@pytest.mark.parametrize("name", [name for name in workloads.ALL if name != "treefc"])
 def test_real_data_is_read_where_it_is(name):
     folder = data_folder()
     if folder is None:

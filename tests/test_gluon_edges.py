@@ -183,6 +183,64 @@ def test_parameters_that_the_losses_do_not_need_stay_stale():
     assert len(extra) == 4
 
 
+class Places(gluon.HybridBlock):
+    """Makes an array from nothing, on whatever device is current, and takes arguments of several kinds."""
+
+    def hybrid_forward(self, F, x, *others):
+        self.made = F.zeros((1, 3))
+        return F.broadcast_add(x * others[0] if others else x, self.made)
+
+
+def test_code_of_a_block_on_a_device_that_is_not_current():
+    block, x = Places(), vectors(1)[0]
+    with mx.cpu(1), gdb.batching():
+        y = block((x * 2), 3)
+    assert block.made.context == y.context == mx.cpu(0)
+    np.testing.assert_allclose(y.asnumpy(), 6 * x.asnumpy(), rtol=1e-6)
+
+
+def test_parameters_that_get_their_shapes_inside_a_scope():
+    net, rows = nn.Dense(2), vectors()
+    net.initialize()
+    with gdb.batching(granularity="op") as scope:
+        found = [net(x * 1) for x in rows]
+    for x, y in zip(rows, found):
+        np.testing.assert_allclose(y.asnumpy(), net(x).asnumpy(), rtol=1e-5)
+    assert net.weight.shape == (2, 3) and not scope.stats.fallbacks
+
+
+def test_hooks_of_a_block_are_called_once_for_every_call():
+    net, seen = dense(), []
+    net.register_forward_pre_hook(lambda block, args: seen.append("before"))
+    net.register_forward_hook(lambda block, args, out: seen.append(out.shape))
+    with gdb.batching(granularity="op"):
+        for x in vectors(2):
+            net(x * 1)
+    assert seen == ["before", (1, 2)] * 2
+
+
+def test_arrays_and_symbols_in_one_call_are_refused_as_ever():
+    with gdb.batching(), pytest.raises(ValueError, match="mixed NDArrays and Symbols"):
+        Places()(vectors(1)[0] * 2, mx.sym.var("y"))
+
+
+@pytest.mark.parametrize("key", [slice(1, 3), slice(None, 2), slice(2, None), slice(-2, None), slice(0, 4),
+                                 slice(0, None, 2), slice(1, 100), 2, (slice(1, 2), slice(0, 2))], ids=str)
+def test_rows_of_an_array(key):
+    x = nd.array(np.arange(12.0).reshape(4, 3))
+    with gdb.batching():
+        part = (x * 2)[key]
+        again = part + 1
+    np.testing.assert_allclose(part.asnumpy(), 2 * x[key].asnumpy())
+    assert again.shape == x[key].shape
+
+
+def test_rows_of_an_array_that_are_none():
+    with gdb.batching():
+        y = vectors(1)[0] * 2
+        assert y[1:1].shape == (0, 3)
+
+
 def test_a_symbol_block_runs_alone():
     data = mx.sym.var("data", dtype="float32")
     net = gluon.SymbolBlock(mx.sym.FullyConnected(data, num_hidden=2, name="fc"), data)
@@ -278,3 +336,44 @@ def test_a_trained_batch_norm_on_outside_arrays_flushes_nothing():
     with autograd.record(), gdb.batching() as scope:
         out = [other(net(x)) for x in vectors()]
     assert len(out) == 4 and scope.stats.flushes == 1
+
+
+# ---- arrays from nothing ---------------------------------------------------------------------
+
+@pytest.mark.parametrize("make", [
+    lambda: nd.zeros((2, 3)), lambda: nd.zeros((2, 3), dtype="float64"), lambda: nd.zeros(4, dtype="int32"),
+    lambda: nd.zeros((1, 2), ctx=mx.cpu(1)), lambda: nd.zeros((100, 100)), lambda: nd.ones((2, 3)),
+    lambda: gluon.rnn.LSTMCell(4, input_size=3).begin_state(batch_size=1)[0]], ids=list("abcdefg"))
+def test_arrays_from_nothing_are_as_ever(make):
+    want = make()
+    with gdb.batching():
+        got = [make() for _ in range(3)]
+        got[0][:] = 7                       # memory of its own
+        got[1] += 1
+    for k, array in enumerate(got):
+        assert type(array) is nd.NDArray and array.shape == want.shape and array.context == want.context
+        np.testing.assert_array_equal(array.asnumpy(), [7, want.asnumpy() + 1, want.asnumpy()][k])
+        assert array.dtype == want.dtype
+
+
+def test_an_rnn_cell_reaches_its_code_as_ever():
+    """Its forward is its own and goes on to that of all hybrid blocks."""
+    cell, rows = gluon.rnn.LSTMCell(4, input_size=3, prefix="lstm_"), vectors(5)
+    cell.initialize(mx.init.Normal(0.5))
+
+    def outputs():
+        found = []
+        for n in (5, 2):
+            states = cell.begin_state(batch_size=1)
+            for x in rows[:n]:
+                out, states = cell(x, states)
+            found.append(out)
+        return found
+
+    want, counted = [x.asnumpy() for x in outputs()], cell._counter
+    with gdb.batching(granularity="op") as scope:
+        got = outputs()
+    for x, y in zip(got, want):
+        np.testing.assert_allclose(x.asnumpy(), y, rtol=1e-5)
+    assert not scope.stats.fallbacks
+    assert cell._counter == counted + 7         # its own forward counts calls

@@ -17,7 +17,7 @@ from gluon_dynbatch import planning
 from gluon_dynbatch.analyzer import problem_of, scan
 from gluon_dynbatch.coarse import INSIDE, Face, coarsen, compositions_of, merged
 from gluon_dynbatch.compositions import COMPOSED
-from gluon_dynbatch.joining import MOST_PARTS, find_groups
+from gluon_dynbatch.joining import MOST_PARTS, Habits, find_groups
 from gluon_dynbatch.members import MOST_REPEATS, MOST_ROLES
 from gluon_dynbatch.planning import PLANS
 from gluon_dynbatch.policies import POLICIES, check_plan
@@ -33,14 +33,15 @@ class Joined:
     """A recording, its launches by a policy, and the coarse recording that has them joined."""
 
     def __init__(self, classes, calls, num_leaves=3, heads=(), policy="depth", launch=None, heavy=(), joinable=None,
-                 viewed=()):
+                 viewed=(), habits=None):
         self.r = recording(classes, calls, num_leaves, heads=heads)
         self.s, flags = scan(self.r), np.arange(len(classes))
         problem = problem_of(self.r, self.s, np.ones(len(classes)), np.ones(len(classes)))
         self.launch = POLICIES[policy].plan(problem) if launch is None else np.array(launch)
         check_plan(problem, self.launch)
         self.groups = find_groups(self.r, self.s, self.launch, np.ones(len(classes), bool) if joinable is None
-                                  else np.isin(flags, joinable), np.isin(flags, heavy))
+                                  else np.isin(flags, joinable), np.isin(flags, heavy), flags.tolist(),
+                                  Habits() if habits is None else habits)
         self.coarse = self.found = None
         if self.groups is not None:
             looks = np.array([split for c in classes for split in c.split], np.int64)
@@ -102,7 +103,7 @@ class Joined:
 
 def _call(r, c, operands):
     """The results of a call by itself; one that only names rows looks at its first operand alone."""
-    if r.classes[c].alias >= 0:
+    if r.classes[c].alias:
         operands = operands[:1]
     return [hash((c, k, *operands)) for k in range(len(r.classes[c].output_widths))]
 
@@ -193,7 +194,7 @@ def test_a_newcomer_may_run_where_the_group_ran():
 
 
 @pytest.mark.parametrize("other", [
-    info(), info(split=(True,), recorded=False), info(split=(True,), slots=1), info(split=(True,), alias=0)],
+    info(), info(split=(True,), recorded=False), info(split=(True,), slots=1), info(split=(True,), alias=True)],
     ids=["vertex", "not recorded", "list", "alias"])
 def test_what_never_joins(other):
     calls = two_samples((0, [-1]), (1, [0]))
@@ -203,9 +204,9 @@ def test_what_never_joins(other):
 
 def test_a_part_of_a_result_keeps_its_reader_apart():
     """x -> x[0] -> y: what only names rows has no program, and x must have rows."""
-    done = Joined([ROW, info(alias=0), ROW], two_samples((0, [-1]), (1, [0]), (2, [1])))
+    done = Joined([ROW, info(alias=True), ROW], two_samples((0, [-1]), (1, [0]), (2, [1])))
     assert done.groups is None
-    beside = Joined([ROW, info(alias=0), ROW, ROW], two_samples((0, [-1]), (1, [0]), (2, [0]), (3, [1])),
+    beside = Joined([ROW, info(alias=True), ROW, ROW], two_samples((0, [-1]), (1, [0]), (2, [0]), (3, [1])),
                     heads=[2, 3, 6, 7])
     beside.check()
     assert beside.parts == [(0, 2)] and (beside.coarse.value_of >= 0).all()
@@ -297,7 +298,7 @@ def alike_samples(draw):
         split = draw(st.sampled_from([(True,) * operands, (True,) + (False,) * (operands - 1), (False,) * operands]))
         classes.append(info(operands=operands, outputs=n, split=split,
                             recorded=draw(st.sampled_from([True] * 5 + [False])),
-                            alias=draw(st.sampled_from([-1] * 5 + [0])) if n == 1 else -1,
+                            alias=draw(st.sampled_from([False] * 5 + [True])) if n == 1 else False,
                             slots=draw(st.sampled_from([0] * 5 + [1]))))
     steps = []
     for k in range(draw(st.integers(1, 9))):
@@ -342,7 +343,7 @@ def test_the_property_catches_a_wrong_join():
 
 def test_a_reader_of_a_reshaped_value_waits_for_it_and_not_for_what_it_looks_like():
     """reshape_like(x, y) is rows of x; y was made long before, x just now."""
-    like = info(operands=2, alias=0)
+    like = info(operands=2, alias=True)
     r = recording([ROW, like], [(0, 1, [-1]), (0, 1, [0]), (1, 1, [1, 0]), (0, 1, [2])], 1)
     problem = problem_of(r, scan(r), np.ones(2), np.ones(2))
     assert problem.producers.tolist() == [0, 1]
@@ -498,10 +499,10 @@ def test_compositions_are_remembered():
     scope = partial(gdb.batching, granularity="op", policy="depth")
     steps(scope, net, [[x for x, in rows(n, 3, n)] for n in (2, 5, 3, 5)])
     PLANS.clear()
-    before = {key: value for key, value in COMPOSED._faces.items()}
+    before = {key: value for key, value in COMPOSED._entries.items()}
     _, second = steps(scope, net, [[x for x, in rows(n, 3, n)] for n in (2, 5, 3, 5)])
     assert second.stats.cache_misses == 1 and second.stats.joined > 0
-    assert dict(COMPOSED._faces) == before
+    assert dict(COMPOSED._entries) == before
 
 
 def test_results_inside_of_programs_can_be_held_and_viewed():

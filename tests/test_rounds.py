@@ -39,14 +39,14 @@ def test_classes_that_read_each_other_are_one_ring():
 
 
 def test_a_part_of_a_value_is_read_as_the_value():
-    classes = [info(), info(alias=0), info()]
+    classes = [info(), info(alias=True), info()]
     found = rounds_of(classes, [(0, 1, [-1]), (1, 1, [0]), (0, 1, [1]), (1, 1, [2]), (2, 1, [3])])
     assert found.columns[0] and not found.columns[2] and found.outputs[0].tolist() == [True]
     assert found.of_class[2] > found.of_class[0]
 
 
 def test_reshape_like_is_part_of_its_first_operand():
-    classes = [info(), info(operands=2, alias=0), info()]
+    classes = [info(), info(operands=2, alias=True), info()]
     calls = [(0, 1, [-1]), (0, 1, [-1]), (1, 1, [0, 1]), (2, 1, [2])]
     r = recording(classes, calls, 1)
     s = scan(r)

@@ -32,6 +32,7 @@ from gluon_dynbatch.studies.simulated_samples import (
     sentence,
     tree_of_parents,
 )
+from gluon_dynbatch.sums import SUM_ROLES
 
 SIMPLE = Device("simple", launch_us=10.0, op_us=2.0, gflops=1.0, rows_half=4.0, depth_half=5.0, element_ns=10.0,
                 transcendental_ns=100.0, gather_ns_per_byte=1.0, flush_us=100.0, class_us=50.0, analysis_us=20.0,
@@ -160,7 +161,9 @@ def _sst_sample(made):
     ("treelstm-sick", treelstm_sick.VertexTreeLSTM, _sick_sample, SICK, "subgraph-any"),
     ("treelstm-sst", CarryingTreeLSTM, _sst_sample, SST, "subgraph"),
 ])
-def test_the_same_launches_as_in_a_real_run(name, make_model, convert, model, vertex_grain):
+def test_the_same_launches_as_in_a_real_run(name, make_model, convert, model, vertex_grain, monkeypatch):
+    # The study has a launch for every operator, where a real run may have one for a chain of additions.
+    monkeypatch.setattr(SUM_ROLES, "chosen", lambda chains, names: np.zeros(len(chains.ends), bool))
     workload = tiny(name)
     net = make_model(workload)
     net.initialize()

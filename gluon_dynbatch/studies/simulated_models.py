@@ -166,6 +166,9 @@ class Cell:
         return [_Piece([step for operator in self.operators for step in operator.steps], self.states)]
 
     def _kernels(self, operator: _Piece) -> Iterator[_Piece]:
+        if operator.operator == "add_n":                # MXNet has one for any number of terms
+            yield operator
+            return
         views: list[_Step] = []                         # a view is no kernel: it goes with the next, or the last one
         last = max(k for k, step in enumerate(operator.steps) if step.op != "Reshape")
         for k, step in enumerate(operator.steps[:last + 1]):
@@ -350,7 +353,7 @@ class Grain:
         joined = self.name in ("subgraph-any", "graph") and kind == "word" and cell.arity > 0
         local = {v: k for k, v in enumerate(read)}
         sources = [cell.builder.program.inputs.get(v) for v in read]
-        sums = piece.operator == "add_n" and len(read) > 1          # of any number of rows: one operator
+        sums = piece.operator == "add_n"                            # of any number of rows: one operator
         key: Any = kind if joined else (piece.operator, cell.builder.specs[read[0]]) if sums else (
             piece.operator,             # operators that come to the same steps are still different ones
             tuple((s.op, s.attrs, tuple(local.setdefault(v, len(local)) for v in s.inputs + s.outputs))

@@ -45,7 +45,7 @@ from benchmarks.run import QUIET, RESULTS
 from benchmarks.systems.gluon import System
 from benchmarks.workloads.base import data_folder
 from cavs_core.mxnet_compat import mx
-from gluon_dynbatch import choose, graphs, planning
+from gluon_dynbatch import choose, graphs, joining, planning, sums
 from gluon_dynbatch.auto import Auto
 from gluon_dynbatch.costs import weigh
 from gluon_dynbatch.costs.devices import load, place_of
@@ -118,8 +118,10 @@ class Memory:
 
     def __init__(self) -> None:
         self.auto = Auto()
-        self._own: list[tuple[Any, str, Any]] = [(planning, "PLANS", planning.PlanCache()), (weigh, "_models", {}),
-                                                 (graphs, "_known", OrderedDict()), (choose, "AUTO", self.auto)]
+        self._own: list[tuple[Any, str, Any]] = [
+            (planning, "PLANS", planning.PlanCache()), (planning, "HABITS", joining.Habits()),
+            (planning, "SUM_ROLES", sums.SumRoles()), (weigh, "_models", {}), (graphs, "_known", OrderedDict()),
+            (choose, "AUTO", self.auto)]
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
@@ -391,7 +393,7 @@ def run_cases(cases: Sequence[Case], json_path: Path) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--workload", action="append", choices=workloads.NAMES, help="may be repeated; default: all")
+    parser.add_argument("--workload", action="append", choices=workloads.ALL, help="may be repeated; default: all")
     parser.add_argument("--backend", action="append", choices=BACKENDS, help="may be repeated; default: both")
     parser.add_argument("--steps", type=int, help=f"timed steps of each setting; {STEPS}, with --quick {QUICK_STEPS}")
     parser.add_argument("--quick", action="store_true", help="few steps")
@@ -406,7 +408,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--steps: expected a positive number, got {steps}")
     folder = data_folder()
     cases = [Case(name, variant, workloads.options_of(name), steps, str(folder) if folder else None, backend)
-             for backend in options.backend or BACKENDS for name in options.workload or workloads.NAMES
+             for backend in options.backend or BACKENDS for name in options.workload or workloads.ALL
              for variant in (("vertex", "op") if name == "treelstm-sick" else ("vertex",))]
     return run_cases(cases, options.json or RESULTS / f"policies{'-quick' if options.quick else ''}.json")
 

@@ -23,12 +23,14 @@ class LeafCell(gluon.HybridBlock):
 
 
 class NodeCell(gluon.HybridBlock):
+    """The states of two children, and what else the gates see -> the state of the node."""
+
     def __init__(self, workload):
         super().__init__(prefix="")
         self.gates = dense(workload, "node")
 
-    def hybrid_forward(self, F, hl, cl, hr, cr):
-        u, i, o, fl, fr = F.split(self.gates(F.concat(hl, hr, dim=1)), num_outputs=5, axis=1)
+    def hybrid_forward(self, F, hl, cl, hr, cr, *seen):
+        u, i, o, fl, fr = F.split(self.gates(F.concat(hl, hr, *seen, dim=1)), num_outputs=5, axis=1)
         c = F.sigmoid(i) * F.tanh(u) + F.sigmoid(fl) * cl + F.sigmoid(fr) * cr
         return F.sigmoid(o) * F.tanh(c), c
 

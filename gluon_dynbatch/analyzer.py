@@ -24,8 +24,8 @@ from cavs_core import offsets_of
 
 from .policies import Problem
 
-__all__ = ["ClassInfo", "Recording", "Scan", "ClassRows", "Grouping", "column_of", "scan", "group", "problem_of",
-           "reached"]
+__all__ = ["ClassInfo", "Recording", "Scan", "ClassRows", "Grouping", "column_of", "scan", "group", "offsets_of_calls",
+           "problem_of", "reached"]
 
 
 class ClassInfo(NamedTuple):
@@ -110,17 +110,23 @@ class Scan:
 
 def scan(r: Recording) -> Scan:
     """One pass in recorded order: an operand is always recorded before its reader."""
-    num_columns, slots = r.per_class(lambda c: len(c.operand_widths)), r.per_class(lambda c: c.slots)
-    num_outputs = r.per_class(lambda c: len(c.output_widths))
-    operand_offsets = offsets_of((num_columns - slots)[r.call_class] + r.call_count * slots[r.call_class])
-    value_offsets = offsets_of(num_outputs[r.call_class])
-    column_offsets = offsets_of(num_columns)
+    operand_offsets, value_offsets = offsets_of_calls(r)
+    column_offsets, slots = offsets_of(r.per_class(lambda c: len(c.operand_widths))), r.per_class(lambda c: c.slots)
     depth, active, first, same, pending, wanted, maker, source, output = _scan(
         r.call_class, operand_offsets, value_offsets, column_offsets, slots, r.operands,
         r.per_class(lambda c: c.recorded, bool), r.per_class(lambda c: c.owns_wanted, bool),
         r.per_class(lambda c: c.alias, bool), r.leaf_wanted)
     return Scan(depth, active, first, same, pending, wanted, column_offsets, operand_offsets, value_offsets, maker,
                 source, output)
+
+
+def offsets_of_calls(r: Recording) -> tuple[Any, Any]:
+    """Where the operands of each call begin, and its values."""
+    slots = r.per_class(lambda c: c.slots)
+    fixed = r.per_class(lambda c: len(c.operand_widths) - c.slots)
+    num_outputs = r.per_class(lambda c: len(c.output_widths))
+    return (offsets_of(fixed[r.call_class] + r.call_count * slots[r.call_class]),
+            offsets_of(num_outputs[r.call_class]))
 
 
 @njit(cache=True, nogil=True)

@@ -147,7 +147,7 @@ class Calls:
         self.flush("a value was needed")
         assert self.flushed is not None
         with self.lock, listening(None):
-            return None if type(array) is not LazyArray else self.flushed.numpy(array.token - FIRST)
+            return None if type(array) is not LazyArray else self.flushed.numpy(self.flushed.number_of(array))
 
     def backward(self, heads: list[LazyArray], head_grads: list[Any], retain_graph: bool, over_tape: Any) -> bool:
         """A backward pass from these arrays alone; False if it must go over the tape."""
@@ -156,7 +156,7 @@ class Calls:
         self.flush("backward was called")
         assert self.flushed is not None
         with self.lock, listening(None):
-            values = np.array([x.token - FIRST for x in heads], np.int64)
+            values = np.array([self.flushed.number_of(x) for x in heads], np.int64)
             grads = [None if g is None else g.asnumpy() for g in head_grads]
             return self.flushed.backward(values, grads, retain_graph, over_tape)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .analyzer import offsets_of_calls
 from .errors import BatchingMismatchError
 from .values import SPECS
 
@@ -14,24 +15,25 @@ __all__ = ["check_calls"]
 _TOLERANCE = {"float64": (1e-7, 1e-9), "float16": (1e-2, 1e-2)}
 
 
-def check_calls(flushed: Any, tables: Any, scanned: Any) -> None:
-    """Run the calls one by one in recorded order, each on the values that the loop would give it."""
+def check_calls(flushed: Any, tables: Any) -> None:
+    """Run all recorded calls one by one in their order, each on the values that the loop would give it."""
     values: dict[int, Any] = {}
     recording, leaves = tables.recording, tables.leaves
+    operand_offsets, value_offsets = offsets_of_calls(recording)
     for i, number in enumerate(tables.call_entry.tolist()):
         signature, cls = tables.entries[number].signature, tables.entries[number].cls
-        tokens = recording.operands[scanned.operand_offsets[i]:scanned.operand_offsets[i + 1]].tolist()
+        tokens = recording.operands[operand_offsets[i]:operand_offsets[i + 1]].tolist()
         operands = [values[t] if t >= 0 else leaves.array(-1 - t) for t in tokens]
-        first = int(scanned.value_offsets[i])
+        first = int(value_offsets[i])
         if signature.draws:             # random: there is no value to compare with
-            made = [flushed.row(first + k) for k in range(len(signature.output_specs()))]
+            made = [flushed.row(flushed.number(first + k)) for k in range(len(signature.output_specs()))]
         else:
             made = signature.run_alone(cls.identity and cls.identity[0], operands)
         for k, want in enumerate(made):
             values[first + k] = want
-            if not flushed.has(first + k):      # it was inside a program, which is judged by its results
+            if not flushed.has(flushed.number(first + k)):  # it was inside a program, which is judged by its results
                 continue
-            got = flushed.row(first + k)
+            got = flushed.row(flushed.number(first + k))
             _compare(got.asnumpy(), want.asnumpy(), SPECS[signature.output_specs()[k]].dtype, i, signature.title,
                      cls.where, k, operands)
 

@@ -1,4 +1,8 @@
-"""The method of a flush: as the scope says, or with policy "auto" as it has learned from the model's flushes before."""
+"""How a flush is planned.
+
+Its method is as the scope says, or with policy "auto" as it has learned from the model's flushes before; and calls that
+repeat others are left out where that pays.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,48 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from .analyzer import scan
 from .auto import Auto, Sample
-from .costs.weigh import use_measured_costs
+from .costs.weigh import class_costs, cost_model, use_measured_costs
+from .last_used import LastUsed
 from .methods import Method
 from .planning import make_problem, plan_launches
 from .policies import predicted_us
+from .tables import Tables
 
-__all__ = ["AUTO", "choose_method"]
+__all__ = ["AUTO", "IDLE", "choose_method", "without_repeats"]
 
 AUTO = Auto()           # of the whole process
+IDLE = LastUsed(256)    # model -> flushes in a row where leaving out repeats did not pay
+PATIENCE, AGAIN = 4, 16
+
+
+def without_repeats(tables: Tables, place: str) -> Tables:
+    """The tables without calls that repeat others, if running those takes longer than planning the calls anew.
+
+    (Which calls repeat others depends on the words of a mini-batch, so that plans are seldom known.) Where it has not
+    paid in the last flushes of a model, only every so many flushes are looked at.
+    """
+    model = tuple([id(cls.signature) for cls in tables.classes])
+    idle = IDLE.get(model, 0)
+    found = _distinct(tables, place) if idle < PATIENCE or idle % AGAIN == 0 else None
+    IDLE.put(model, 0 if found is not None else idle + 1)
+    return tables if found is None else found
+
+
+def _distinct(tables: Tables, place: str) -> Tables | None:
+    """The tables without repeats; None if that does not pay."""
+    repeats = tables.repeats()
+    if not len(repeats.calls):
+        return None
+    call_class, device = tables.recording.call_class, cost_model(place).device
+    count = np.bincount(call_class[repeats.calls], minlength=len(tables.classes))
+    found = np.flatnonzero(count)
+    row_us = class_costs([tables.classes[c] for c in found.tolist()], place)[1]
+    planning_us = device.analysis_us + device.analysis_us_per_call * (len(call_class) - len(repeats.calls))
+    return tables.without(repeats) if row_us @ count[found] > planning_us else None
 
 
 def choose_method(config: Any, tables: Any, place: str) -> Sample:

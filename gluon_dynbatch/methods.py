@@ -16,5 +16,10 @@ class Method(NamedTuple):
     policy: str
     granularity: str
 
+    @property
+    def drops_repeats(self) -> bool:
+        """Whether calls that repeat others are left out: not where every call, or every structure, is by itself."""
+        return self.policy != "none" and self.granularity != "graph"
+
     def __str__(self) -> str:
         return f"{self.policy} at {self.granularity} grain"

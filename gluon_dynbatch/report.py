@@ -21,6 +21,7 @@ class Stats:
     """What a scope did. Times are milliseconds until the work was handed to the device."""
 
     calls: int = 0                      # recorded calls
+    repeats: int = 0                    # of these, calls that did not run: an earlier one had the same operands
     launches: int = 0                   # groups of equal calls that ran together
     joined: int = 0                     # further ones that became part of others: one program for several operators
     flushes: int = 0
@@ -46,7 +47,8 @@ class Stats:
 
     def __str__(self) -> str:
         joined = f", {self.joined} joined" if self.joined else ""
-        return (f"{self.calls} calls in {self.launches} launches{joined} ({self.ops} operators forward, "
+        repeats = f", {self.repeats} of them repeats," if self.repeats else ""
+        return (f"{self.calls} calls{repeats} in {self.launches} launches{joined} ({self.ops} operators forward, "
                 f"{self.backward_ops} backward), {self.flushes} flushes; record {self.record_ms:.1f} ms, "
                 f"analyze {self.analyze_ms:.1f} ms ({self.cache_hits} of {self.cache_hits + self.cache_misses} plans "
                 f"known), execute {self.execute_ms:.1f} ms ({self.predicted_execute_ms:.1f} predicted), "

@@ -92,13 +92,19 @@ class Flushed:
     planned : Planned
     note_backward : called with the milliseconds of each backward pass
 
-    Values are numbered as their tokens are, from FIRST on.
+    Values are numbered as in the tables.
     """
 
     def __init__(self, run: Any, calls: Any, tables: Any, planned: Any, note_backward: Callable[[float], None]):
         self.run, self.r, self.s, self.g = run, tables.recording, planned.scan, planned.grouping
         # (Not the calls themselves: they hold this object, and a ring would keep its memory until the collector comes.)
-        self.views, self.viewed, self.stats = calls.views, calls.viewed, calls.recorder.scope.stats
+        self.stats, self._value_of = calls.recorder.scope.stats, tables.value_of
+        self.views, self.viewed = calls.views, calls.viewed
+        if tables.value_of is not None:
+            taken = len(tables.value_of)            # (another thread may record more)
+            self.viewed = {self.number(v) for v in list(self.viewed) if v < taken}
+            self.views = {self.number(v): (self.number(base), make) for v, (base, make) in list(self.views.items())
+                          if v < taken}
         self.plans, self.leaf_names, self.heads = planned.plans, planned.names, planned.heads
         self.origins = planned.ran.origins          # of the plans: recorded classes; joined ones have no parameters
         self._note_backward = note_backward
@@ -109,6 +115,13 @@ class Flushed:
         self.freed = False
 
     # ---- values ------------------------------------------------------------------------------
+
+    def number(self, recorded: int) -> int:
+        """The number of a recorded value."""
+        return recorded if self._value_of is None else int(self._value_of[recorded])
+
+    def number_of(self, array: LazyArray) -> int:
+        return self.number(array.token - FIRST)
 
     def has(self, value: int) -> bool:
         """Whether a value is in a buffer; not where it was only made on the way to others."""
@@ -146,7 +159,7 @@ class Flushed:
 
     def materialise(self, array: LazyArray) -> Any:
         """Let a LazyArray become an NDArray; its handle."""
-        value = array.token - FIRST
+        value = self.number_of(array)
         if value in self.bases:                # somebody has a view of it: another handle on the same memory
             made = self.bases[value].reshape(self.bases[value].shape)
         else:

@@ -22,8 +22,8 @@ from cavs_core.mxnet_compat import autograd, mx
 
 from .analyzer import Grouping, Recording
 from .check import check_calls
-from .choose import choose_method
-from .costs.devices import place_of
+from .choose import choose_method, without_repeats
+from .costs.devices import NATIVE, place_of
 from .costs.weigh import cost_model, predict_ms
 from .planning import plan_flush
 from .report import FlushReport
@@ -41,12 +41,15 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     scope = calls.recorder.scope
     stats = scope.stats
     start = time.perf_counter()
-    tables = read_calls(calls)
-    recording, buffers, leaves = tables.recording, tables.buffers, tables.leaves
-    context = DEVICES[tables.value_specs[0]]
+    recorded = read_calls(calls)
+    context = DEVICES[recorded.value_specs[0]]
     later = place_of(runs_in_the_end(context, scope.config.backend), context)
+    tables = without_repeats(recorded, NATIVE if context.device_type == "cpu" else later)
     sample = choose_method(scope.config, tables, later)
+    if not sample.method.drops_repeats:
+        tables = recorded
     planned, sample.known = plan_flush(tables, sample.method, later)
+    recording, buffers, leaves = tables.recording, tables.buffers, tables.leaves
     layout, plans, grouping = planned.layout, planned.plans, planned.grouping
     analyzed = time.perf_counter()
     native, fallback = runs_natively(layout, plans, context, scope.config.backend)
@@ -63,8 +66,8 @@ def run_calls(calls: Any, reason: str) -> Flushed:
         fills = _fills(leaves, grouping, recording, buffers, native)
         stats.leaves_ms += (time.perf_counter() - stacking) * 1e3
         run = make_run(native, layout, plans, context, arrays, fills)
-        of_run = run.estimate()
-        stats.estimates.append(lambda: of_run() + recorded_bytes(recording) + planned.num_bytes)
+        of_run, of_calls = run.estimate(), recorded.recording       # (not the tables, which would be a ring)
+        stats.estimates.append(lambda: of_run() + recorded_bytes(of_calls) + planned.num_bytes)
         run.forward()
     finished = time.perf_counter()
     note_seconds(plans, finished - analyzed)
@@ -77,11 +80,12 @@ def run_calls(calls: Any, reason: str) -> Flushed:
 
     flushed = Flushed(run, calls, tables, planned, note_backward)
     if scope.config.check:
-        check_calls(flushed, tables, planned.scan)
-    sample.calls, sample.analyze_ms = len(recording.call_class), (analyzed - start) * 1e3
+        check_calls(flushed, recorded)
+    sample.calls, sample.analyze_ms = len(recorded.call_entry), (analyzed - start) * 1e3
     sample.ms += (finished - start) * 1e3
     stats.flushes += 1
-    stats.calls += len(recording.call_class)
+    stats.calls += sample.calls
+    stats.repeats += sample.calls - len(recording.call_class)
     stats.launches += len(grouping.order)
     stats.ops += run.launched
     stats.record_ms += (start - calls.started) * 1e3

@@ -15,6 +15,7 @@ from cavs_core.mxnet_compat import mx
 
 from .analyzer import ClassInfo, Recording
 from .fastpath import FIRST, find_held
+from .repeats import Repeats, drop_repeats, find_repeats
 from .values import BUFFERS, WIDTHS, as_array
 
 __all__ = ["Leaves", "Tables", "read_calls", "recorded_bytes"]
@@ -47,12 +48,30 @@ class Tables:
     leaves : Leaves
     viewed : int64 array, values that others share their memory with
     entries, call_entry : Entry of each kind of calls, and its number for each call
+    value_of : the number of each recorded value in these tables; None if they have all calls
     """
 
     def __init__(self, classes: list[Any], recording: Recording, buffers: list[int], value_specs: Any, leaves: Leaves,
-                 viewed: Any, entries: list[Any], call_entry: Any):
+                 viewed: Any, entries: list[Any], call_entry: Any, value_of: Any = None):
         self.classes, self.recording, self.buffers, self.value_specs = classes, recording, buffers, value_specs
         self.leaves, self.viewed, self.entries, self.call_entry = leaves, viewed, entries, call_entry
+        self.value_of = value_of
+
+    def repeats(self) -> Repeats:
+        """The calls that repeat others."""
+        pure = np.array([not e.signature.draws for e in self.entries], bool)
+        return find_repeats(self.recording, self.call_entry, pure, self.leaves.numbers,
+                            np.concatenate([self.recording.heads, self.viewed]))
+
+    def without(self, repeats: Repeats) -> Tables:
+        """The tables without calls that repeat others."""
+        numbers = self.leaves.numbers
+        left = drop_repeats(self.recording, repeats, len(numbers))
+        value_specs = np.empty(int(left.value_of.max()) + 1, np.int64)
+        value_specs[left.value_of] = self.value_specs
+        leaves = Leaves(self.leaves.data, numbers[left.numbers], self.leaves.specs[left.leaves], self.leaves.parameters)
+        return Tables(self.classes, left.recording, self.buffers, value_specs, leaves, left.value_of[self.viewed],
+                      self.entries, self.call_entry[left.calls], left.value_of)
 
 
 def read_calls(calls: Any) -> Tables:

@@ -44,6 +44,7 @@ def _fresh_seed_and_device():
     method it would try depends on the clock) and a planner that has seen no flush, and ends with nothing under way."""
     if "gluon_dynbatch.choose" in sys.modules:
         sys.modules["gluon_dynbatch.choose"].AUTO.forget()
+        sys.modules["gluon_dynbatch.choose"].IDLE.clear()
         sys.modules["gluon_dynbatch.joining"].HABITS.clear()
         sys.modules["gluon_dynbatch.sums"].SUM_ROLES.clear()
     mx.random.seed(7)

@@ -46,8 +46,16 @@ def class_costs(classes: Sequence[Any], place: str) -> tuple[Any, Any]:
     costs = []
     for cls in classes:
         plan = cls.signature.last_plan
-        costs.append(_NEUTRAL if plan is None else model.launch_cost(*_work_of(plan, place)))
+        costs.append(_NEUTRAL if plan is None else _launch_cost(plan, model, place))
     return np.array([launch for launch, _ in costs]), np.array([row for _, row in costs])
+
+
+def _launch_cost(plan: Any, model: CostModel, place: str) -> tuple[float, float]:
+    work = _work_of(plan, place)
+    known = plan.compiled.setdefault(("launch_cost", model.device), {})
+    if work not in known:
+        known[work] = model.launch_cost(*work)
+    return known[work]
 
 
 def predict_ms(plans: Sequence[Any], layout: Any, place: str) -> tuple[float, float]:

@@ -1,0 +1,174 @@
+"""Calls that repeat an earlier one. Pure: arrays in, arrays out; no device, no MXNet.
+
+Two calls of the same kind on the same operands have the same results: a word that stands in two sentences, a phrase
+that stands in two trees, an atom whose surroundings are those of another one. The first of them runs, and whoever reads
+a later one reads the first. Gradients meet there: they are added up before they go on, instead of behind it.
+
+Calls whose results somebody holds are left as they are, since each has memory of its own; so are those that draw random
+numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from .analyzer import Recording, offsets_of_calls
+
+__all__ = ["Distinct", "Repeats", "drop_repeats", "find_repeats"]
+
+
+class Repeats(NamedTuple):
+    """Which calls repeat others.
+
+    Attributes
+    ----------
+    first : int64 array, shape (calls,)
+        The call that each one repeats, or itself.
+    calls : int64 array, those that repeat others
+    operand_offsets, value_offsets : of the whole recording
+    """
+
+    first: Any
+    calls: Any
+    operand_offsets: Any
+    value_offsets: Any
+
+
+class Distinct(NamedTuple):
+    """A recording without repeats.
+
+    Attributes
+    ----------
+    recording : of the calls that are left
+    calls : int64 array, these calls
+    leaves, numbers : int64 arrays, the leaves that are left, and which of the numbers are among them
+    value_of : int64 array
+        For each value of the whole recording, its number in the new one; that of the first call for repeats.
+    """
+
+    recording: Recording
+    calls: Any
+    leaves: Any
+    numbers: Any
+    value_of: Any
+
+
+def find_repeats(r: Recording, kinds: Any, pure: Any, numbers: Any, held: Any) -> Repeats:
+    """The calls that repeat others.
+
+    Parameters
+    ----------
+    kinds : int64 array, shape (calls,)
+        Calls of one kind on the same operands have the same results ..
+    pure : bool array, shape (kinds,)
+        .. if this is so.
+    numbers : int64 array
+        The values of the last leaves; equal ones are the same operand.
+    held : int64 array
+        Values that somebody needs for himself: their calls repeat no other.
+    """
+    offsets = offsets_of_calls(r)
+    return Repeats(*_find(kinds, r.call_count, *offsets, r.operands, pure, numbers, len(r.leaf_buffers) - len(numbers),
+                          held), *offsets)
+
+
+@njit(cache=True, nogil=True)
+def _find(kinds, call_count, operand_offsets, value_offsets, operands, pure, numbers,  # type: ignore[no-untyped-def]
+          num_data, held):
+    num_calls = len(kinds)
+    value_of = np.arange(value_offsets[-1])             # the value itself, or that of the first call
+    is_held = np.zeros(value_offsets[-1], np.bool_)
+    is_held[held] = True
+    first, repeats, count = np.arange(num_calls), np.empty(num_calls, np.int64), 0
+    names, codes = np.empty(len(operands), np.int64), np.empty(num_calls, np.uint64)
+    size = 16
+    while size < 2 * num_calls:
+        size *= 2
+    table, mask = np.full(size, -1, np.int64), np.uint64(size - 1)
+    for i in range(num_calls):
+        code = np.uint64(kinds[i]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(call_count[i])
+        begin, end = operand_offsets[i], operand_offsets[i + 1]
+        for j in range(begin, end):
+            token = operands[j]
+            # (Whether an operand is a number is the same in all calls of a kind.)
+            names[j] = value_of[token] if token >= 0 else numbers[-1 - token - num_data] if -1 - token >= num_data \
+                else token
+            code = (code ^ np.uint64(names[j])) * np.uint64(0xFF51AFD7ED558CCD)
+            code ^= code >> np.uint64(32)
+        codes[i] = code
+        if not pure[kinds[i]]:
+            continue
+        at = code & mask
+        while table[at] >= 0:
+            k = table[at]
+            if codes[k] == code and kinds[k] == kinds[i] and call_count[k] == call_count[i]:
+                same = True
+                for j in range(end - begin):
+                    if names[operand_offsets[k] + j] != names[begin + j]:
+                        same = False
+                        break
+                if same:
+                    break
+            at = (at + np.uint64(1)) & mask
+        if table[at] < 0:
+            table[at] = i
+            continue
+        stays = False
+        for v in range(value_offsets[i], value_offsets[i + 1]):
+            stays |= is_held[v]
+        if not stays:
+            first[i], repeats[count] = table[at], i
+            count += 1
+            for v in range(value_offsets[i], value_offsets[i + 1]):
+                value_of[v] = value_offsets[first[i]] + v - value_offsets[i]
+    return first, repeats[:count]
+
+
+def drop_repeats(r: Recording, repeats: Repeats, num_numbers: int) -> Distinct:
+    """The recording without calls that repeat others.
+
+    Parameters
+    ----------
+    num_numbers : how many of the leaves, the last ones, are numbers, each of one call
+    """
+    num_data = len(r.leaf_buffers) - num_numbers
+    calls, operands, numbers, value_of = _drop(repeats.first, repeats.operand_offsets, repeats.value_offsets,
+                                               r.operands, num_data, num_numbers)
+    leaves = np.concatenate([np.arange(num_data), num_data + numbers])
+    left = replace(r, call_class=r.call_class[calls], call_width=r.call_width[calls], call_count=r.call_count[calls],
+                   call_first=r.call_first[calls], operands=operands, leaf_buffers=r.leaf_buffers[leaves],
+                   leaf_widths=r.leaf_widths[leaves], leaf_wanted=r.leaf_wanted[leaves], heads=value_of[r.heads])
+    return Distinct(left, calls, leaves, numbers, value_of)
+
+
+@njit(cache=True, nogil=True)
+def _drop(first, operand_offsets, value_offsets, operands, num_data, num_numbers):  # type: ignore[no-untyped-def]
+    calls = np.empty(len(first), np.int64)
+    tokens, value_of = np.empty(len(operands), np.int64), np.empty(value_offsets[-1], np.int64)
+    numbers = np.empty(num_numbers, np.int64)
+    count = end = values = num_left = 0
+    for i in range(len(first)):
+        if first[i] != i:
+            for v in range(value_offsets[i], value_offsets[i + 1]):
+                value_of[v] = value_of[value_offsets[first[i]] + v - value_offsets[i]]
+            continue
+        calls[count] = i
+        count += 1
+        for j in range(operand_offsets[i], operand_offsets[i + 1]):
+            token = operands[j]
+            if token >= 0:
+                token = value_of[token]
+            elif -1 - token >= num_data:
+                numbers[num_left] = -1 - token - num_data
+                token = -1 - num_data - num_left
+                num_left += 1
+            tokens[end] = token
+            end += 1
+        for v in range(value_offsets[i], value_offsets[i + 1]):
+            value_of[v] = values
+            values += 1
+    return calls[:count], tokens[:end], numbers[:num_left], value_of

@@ -1,0 +1,371 @@
+"""Calls that repeat others run once: on hand-made and random recordings, then in whole models against the loop."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_analyzer import info, recording
+
+import gluon_dynbatch as gdb
+from cavs_core.mxnet_compat import autograd, gluon, mx
+from gluon_dynbatch import choose
+from gluon_dynbatch.analyzer import offsets_of_calls
+from gluon_dynbatch.costs import weigh
+from gluon_dynbatch.costs.devices import NATIVE
+from gluon_dynbatch.repeats import drop_repeats, find_repeats
+
+nd = mx.nd
+
+
+# ---- recordings ------------------------------------------------------------------------------------------------------
+
+def distinct(calls, classes=None, heads=(), numbers=(), num_data=3, pure=None, kinds=None):
+    """The first of each call, and what is left, as (class, tokens), with its numbers."""
+    classes = classes or [info(), info(operands=2)]
+    r = recording(classes, calls, num_data + len(numbers), heads=heads)
+    kinds = r.call_class if kinds is None else np.array(kinds, np.int64)
+    pure = np.array([True] * (int(kinds.max(initial=0)) + 1) if pure is None else pure, bool)
+    repeats = find_repeats(r, kinds, pure, np.array(numbers, np.int64), r.heads)
+    left = drop_repeats(r, repeats, len(numbers))
+    ends = offsets_of_calls(left.recording)[0]
+    new = [(c, left.recording.operands[a:b].tolist())
+           for c, a, b in zip(left.recording.call_class.tolist(), ends, ends[1:])]
+    assert left.calls.tolist() == np.flatnonzero(repeats.first == np.arange(len(repeats.first))).tolist()
+    assert sorted([*left.calls, *repeats.calls]) == list(range(len(calls)))
+    return repeats.first.tolist(), new, left
+
+
+def test_what_reads_the_same_is_the_same():
+    calls = [(0, 1, [-1]), (0, 1, [-2]), (0, 1, [-1]), (1, 1, [0, 1]), (1, 1, [2, 1]), (0, 1, [4])]
+    first, new, left = distinct(calls, heads=[5])
+    assert first == [0, 1, 0, 3, 3, 5]
+    assert new == [(0, [-1]), (0, [-2]), (1, [0, 1]), (0, [2])]
+    assert left.value_of.tolist() == [0, 1, 0, 2, 2, 3] and left.recording.heads.tolist() == [3]
+
+
+def test_the_order_of_operands_and_the_kind_count():
+    assert distinct([(0, 1, [-1]), (1, 1, [0, -1]), (1, 1, [-1, 0])])[0] == [0, 1, 2]
+    assert distinct([(0, 1, [-1]), (0, 1, [-1])], kinds=[0, 1])[0] == [0, 1]
+
+
+def test_equal_numbers_are_one_operand_and_those_that_are_left_are_numbered_anew():
+    calls = [(0, 1, [-4]), (0, 1, [-5]), (0, 1, [-6]), (0, 1, [-7])]
+    first, new, left = distinct(calls, numbers=[7, 5, 7, 6])
+    assert first == [0, 1, 0, 3] and new == [(0, [-4]), (0, [-5]), (0, [-6])]
+    assert left.numbers.tolist() == [0, 1, 3] and left.leaves.tolist() == [0, 1, 2, 3, 4, 6]
+    assert len(left.recording.leaf_buffers) == len(left.recording.leaf_wanted) == 6
+
+
+def test_a_number_is_not_the_value_or_array_of_that_number():
+    calls = [(0, 1, [-1]), (0, 1, [0]), (0, 1, [-4]), (0, 1, [-5])]
+    assert distinct(calls, numbers=[0, -1], kinds=[0, 0, 1, 1])[0] == [0, 1, 2, 3]
+
+
+def test_what_is_held_runs_for_itself_and_what_draws_too():
+    calls = [(0, 1, [-1]), (0, 1, [-1]), (0, 1, [-1]), (0, 1, [1])]
+    assert distinct(calls, heads=[1, 3])[0] == [0, 1, 0, 3]
+    assert distinct(calls, heads=[0, 3])[0] == [0, 0, 0, 3]       # what reads a held value may stand for others
+    assert distinct(calls, pure=[False])[0] == [0, 1, 2, 3]
+
+
+def test_lists_of_different_length():
+    classes = [info(), info(operands=2, slots=1)]
+    calls = [(0, 1, [-1]), (1, 1, [-1, 0]), (1, 1, [-1, 0, 0]), (1, 1, [-1, 0]), (1, 1, [-1])]
+    assert distinct(calls, classes)[0] == [0, 1, 2, 1, 4]
+
+
+def test_nothing_to_find():
+    assert distinct([])[0] == [] and distinct([(0, 1, [-1])])[0] == [0]
+
+
+@st.composite
+def recordings(draw):
+    """Calls of a few kinds on few leaves and values, so that many repeat others; kind 0 takes a number."""
+    classes = [info(), info(operands=2, outputs=2), info(operands=2, slots=1)]
+    calls, numbers, values, made = [], [], 0, []
+    for _ in range(draw(st.integers(0, 60))):
+        kind = draw(st.integers(0, 3)) if values else 0
+        token = st.integers(max(-3, -values), values - 1) if values else st.just(-1)
+        if kind == 0:
+            numbers.append(draw(st.integers(0, 3)))
+            tokens = [-3 - len(numbers)]
+        else:
+            tokens = [draw(token) for _ in range({1: 1, 2: 2, 3: 1 + draw(st.integers(0, 2))}[kind])]
+        made.append(kind)
+        calls.append(((0, 0, 1, 2)[kind], 1, tokens))
+        values += 2 if kind == 2 else 1
+    heads = draw(st.lists(st.integers(0, values - 1), max_size=5, unique=True)) if values else []
+    return classes, calls, numbers, made, sorted(heads)
+
+
+def meanings(classes, calls, kinds, numbers):
+    """What every value is, as a number of an expression that is there once."""
+    table, values = {}, []
+    for kind, (c, _, tokens) in zip(kinds, calls):
+        words = tuple(("value", values[t]) if t >= 0 else ("number", numbers[-4 - t]) if t < -3 else ("leaf", t)
+                      for t in tokens)
+        for k in range(len(classes[c].output_widths)):
+            values.append(table.setdefault((kind, words, k), len(table)))
+    return values
+
+
+@given(recordings())
+def test_every_value_keeps_its_meaning_and_only_held_ones_are_there_twice(drawn):
+    classes, calls, numbers, kinds, heads = drawn
+    first, new, left = distinct(calls, classes, heads, numbers, kinds=kinds)
+    want = meanings(classes, calls, kinds, numbers)
+    got = meanings(classes, [(c, 1, tokens) for c, tokens in new], [kinds[i] for i in left.calls],
+                   [numbers[k] for k in left.numbers])
+    # The tables of both number expressions as they come, and an expression comes first in a call that is left.
+    assert [got[v] for v in left.value_of] == want
+    assert len({int(left.value_of[v]) for v in heads}) == len(heads)
+    makers = np.repeat(np.arange(len(calls)), [len(classes[c].output_widths) for c, _, _ in calls])
+    apart = {int(makers[v]) for v in heads}
+    seen = {}
+    for i in range(len(calls)):
+        meaning = want[int(np.searchsorted(makers, i))]
+        assert i in apart or meaning not in seen or first[i] != i
+        if first[i] == i:
+            seen.setdefault(meaning, i)
+
+
+# ---- whole models ----------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def always(monkeypatch):
+    """Planning is free, so that leaving out repeats always pays."""
+    weigh.cost_model(NATIVE)
+    model = weigh.CostModel(replace(weigh.built_in(NATIVE), analysis_us=0.0, analysis_us_per_call=0.0))
+    monkeypatch.setitem(weigh._models, NATIVE, model)
+
+
+class Leaf(gluon.HybridBlock):
+    def __init__(self, sparse=False):
+        super().__init__()
+        with self.name_scope():
+            self.embed = gluon.nn.Embedding(6, 5, sparse_grad=sparse)
+            self.fc = gluon.nn.Dense(4, in_units=5)
+
+    def hybrid_forward(self, F, word):
+        return F.tanh(self.fc(self.embed(word)))
+
+
+class Node(gluon.HybridBlock):
+    def __init__(self, drop=0.0):
+        super().__init__()
+        with self.name_scope():
+            self.fc, self.drop = gluon.nn.Dense(4, in_units=8), gluon.nn.Dropout(drop)
+
+    def hybrid_forward(self, F, left, right):
+        return self.drop(F.tanh(self.fc(F.concat(left, right, dim=1))))
+
+
+class Net(gluon.Block):
+    """A tree is a word, or a pair of trees; `marked`: cells are vertices, else every operator is recorded."""
+
+    def __init__(self, marked=True, sparse=False, drop=0.0):
+        super().__init__()
+        with self.name_scope():
+            self.leaf, self.node, self.out = Leaf(sparse), Node(drop), gluon.nn.Dense(1, in_units=4)
+        if marked:
+            for block in (self.leaf, self.node, self.out):
+                gdb.vertex(block)
+        self.word = (lambda w: w) if marked else {w: nd.array([w]) for w in range(6)}.__getitem__
+
+    def state(self, tree):
+        return self.leaf(self.word(tree)) if isinstance(tree, int) else self.node(*map(self.state, tree))
+
+    def forward(self, tree):
+        return self.out(self.state(tree)).sum()
+
+
+TREES = [((0, 1), 2), ((0, 1), (2, 3)), (4, (0, 1)), ((2, 3), (0, 1)), 5, (0, 0), ((0, 1), 2)]
+
+
+def train(batched, net=None, dtype="float32", grad_req="write", passes=1, trees=TREES, **options):
+    """Losses and gradients, and the scope of the last pass."""
+    mx.random.seed(3)
+    net = net or Net()
+    net.initialize(mx.init.Normal(0.5), force_reinit=True)
+    net.cast(dtype)
+    for p in net.collect_params().values():
+        p.grad_req = grad_req
+    if grad_req == "add":
+        net.collect_params().zero_grad()
+    scope = None
+    for _ in range(passes):
+        with autograd.record():
+            if batched:
+                with gdb.batching(**options) as scope:
+                    losses = [net(tree) for tree in trees]
+            else:
+                losses = [net(tree) for tree in trees]
+        autograd.backward(losses)
+    grads = {name: p.grad().asnumpy() for name, p in net.collect_params().items()}
+    return [x.asscalar() for x in losses], grads, scope
+
+
+def plain(**options):
+    """The loop over a net that is not marked: a word is an array there."""
+    net = Net(marked=False, **options.pop("net", {}))
+    if options.get("dtype", "float32") != "float32":
+        net.word = {w: nd.array([w], dtype=options["dtype"]) for w in range(6)}.__getitem__
+    return train(False, net, **options)
+
+
+def assert_same(got, want, dtype="float32"):
+    tolerance = dict(rtol=2e-4, atol=2e-5) if dtype == "float32" else dict(rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(got[0], want[0], **tolerance)
+    for (name, grad), want_grad in zip(got[1].items(), want[1].values()):
+        np.testing.assert_allclose(grad, want_grad, err_msg=name, **tolerance)
+
+
+@pytest.mark.parametrize("backend", ["mxnet", "native"])
+@pytest.mark.parametrize("grad_req, passes, sparse", [
+    ("write", 1, False), ("write", 1, True), ("add", 2, False)])    # (MXNet's loop adds up no row_sparse gradients)
+def test_same_as_the_loop(always, backend, grad_req, passes, sparse):
+    want = plain(net=dict(sparse=sparse), grad_req=grad_req, passes=passes)
+    got = train(True, Net(sparse=sparse), backend=backend, policy="depth", grad_req=grad_req, passes=passes)
+    assert_same(got, want)
+    # Words 0 to 5 and (0, 1), (2, 3), ((0, 1), 2), ((0, 1), (2, 3)), (4, (0, 1)), ((2, 3), (0, 1)), (0, 0). The first
+    # call of a block in a scope comes another way, so its word is there once more, and so are the phrases it is in.
+    nodes, leaves = ([x.rows for x in got[2].flushes[0].launches if x.title.startswith(t)] for t in ("Node", "Leaf"))
+    assert sum(leaves) == 7 and sum(nodes) == 9
+    assert got[2].stats.repeats == got[2].stats.calls - sum(nodes) - sum(leaves) - 2 * len(TREES) > 5
+
+
+@pytest.mark.parametrize("backend", ["mxnet", "native"])
+def test_same_as_the_loop_in_float64_and_undecorated(always, backend):
+    want = plain(dtype="float64")
+    net = Net(marked=False)
+    net.word = {w: nd.array([w], dtype="float64") for w in range(6)}.__getitem__
+    got = train(True, net, dtype="float64", backend=backend, granularity="op", policy="depth")
+    assert_same(got, want, "float64")
+    assert got[2].stats.repeats > 20                # the same array, so the same lookup, and all that follows
+
+
+def test_parameters_without_a_gradient(always):
+    net = Net()
+    train(True, net, policy="depth")
+    net.leaf.fc.collect_params().setattr("grad_req", "null")
+    with autograd.record(), gdb.batching(policy="depth") as scope:
+        losses = [net(tree) for tree in TREES]
+    autograd.backward(losses)
+    assert scope.stats.repeats
+    want = {name: p.grad().asnumpy() for name, p in net.collect_params().items() if p.grad_req != "null"}
+    with autograd.record(), gdb.batching(policy="none") as scope:
+        losses = [net(tree) for tree in TREES]
+    autograd.backward(losses)
+    assert not scope.stats.repeats
+    for name, grad in want.items():
+        np.testing.assert_allclose(grad, net.collect_params()[name].grad().asnumpy(), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("options", [{"policy": "none"}, {"policy": "depth", "granularity": "graph"}])
+def test_settings_that_are_about_every_call_keep_every_call(always, options):
+    assert train(True, **options)[2].stats.repeats == 0
+
+
+def test_results_that_are_held_have_memory_of_their_own(always):
+    net = Net()
+    train(True, net, policy="depth")
+    with gdb.batching(policy="depth") as scope:
+        kept = [net.state(tree) for tree in TREES]
+    assert scope.stats.repeats                      # the words and phrases inside
+    first, last = kept[0], kept[-1]                 # the same tree
+    np.testing.assert_array_equal(first.asnumpy(), last.asnumpy())
+    first[:] = 0
+    assert not np.array_equal(first.asnumpy(), last.asnumpy())
+
+
+def test_gradients_that_begin_at_two_held_results(always):
+    net = Net()
+    train(True, net, policy="depth")
+
+    def grads(**options):
+        with autograd.record(), gdb.batching(**options):
+            a, b, c = net.state((0, 1)), net.state((0, 1)), net((0, 1))
+        autograd.backward([a, b, c], [nd.ones((1, 4)), 3 * nd.ones((1, 4)), None])
+        return {name: p.grad().asnumpy() for name, p in net.collect_params().items()}
+
+    for (name, got), want in zip(grads(policy="depth").items(), grads(policy="none").values()):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+def test_views_of_repeated_calls(always):
+    """A view shares the memory of its base, and of nothing else."""
+    x = nd.array([[1., 2.], [3., 4.]])
+    with gdb.batching(policy="depth"):
+        a, b = x * 2, x * 2
+        first, second = a[0], b[0]
+        c = (x * 2) + 1
+    first[:] = 7
+    np.testing.assert_array_equal(a.asnumpy(), [[7, 7], [6, 8]])
+    np.testing.assert_array_equal(b.asnumpy(), [[2, 4], [6, 8]])
+    np.testing.assert_array_equal(second.asnumpy(), [2, 4])
+    np.testing.assert_array_equal(c.asnumpy(), [[3, 5], [7, 9]])
+
+
+def test_dropout_draws_for_every_call(always):
+    net = Net(drop=0.5)
+    net.initialize()
+    with autograd.record(), gdb.batching(policy="depth") as scope:
+        states = [net.node(net.leaf(0), net.leaf(1)) for _ in range(40)]
+    assert scope.stats.repeats >= 70                # the words
+    assert len({x.asnumpy().tobytes() for x in states}) > 5
+
+
+def test_check_looks_at_calls_that_did_not_run(always, monkeypatch):
+    got = train(True, policy="depth", check=True)
+    assert got[2].stats.repeats
+    find = choose.Tables.repeats
+
+    def wrong(tables):
+        repeats = find(tables)
+        repeats.first[repeats.calls[-1]] = repeats.first[repeats.calls[0]]
+        return repeats
+
+    monkeypatch.setattr(choose.Tables, "repeats", wrong)
+    with pytest.raises(gdb.BatchingMismatchError, match="batching\\(check=True\\): call"):
+        train(True, policy="depth", check=True)
+
+
+def test_values_are_read_in_between(always):
+    net = Net()
+    train(True, net, policy="depth")
+    want = [net.state(tree).asnumpy() for tree in TREES]
+    with gdb.batching(policy="depth"):
+        for tree, value in zip(TREES * 2, want * 2):
+            np.testing.assert_allclose(net.state(tree).asnumpy(), value, rtol=2e-4)
+
+
+# ---- whether it pays -------------------------------------------------------------------------------------------------
+
+def test_few_cheap_repeats_stay_and_are_looked_for_seldom(monkeypatch):
+    looked = []
+    find = choose.Tables.repeats
+    monkeypatch.setattr(choose.Tables, "repeats", lambda tables: looked.append(1) or find(tables))
+    net = Net()
+    for _ in range(choose.AGAIN + 4):
+        got = train(True, net, policy="depth")
+        assert got[2].stats.repeats == 0
+    assert len(looked) == choose.PATIENCE + 1
+
+
+def test_many_repeats_pay(monkeypatch):
+    """A class that never ran is taken to cost a microsecond a row."""
+    got = train(True, policy="depth", trees=TREES * 40)
+    assert got[2].stats.repeats > 400
+    assert f"{got[2].stats.calls} calls, {got[2].stats.repeats} of them repeats," in got[2].explain()
+
+
+def test_a_known_plan_is_used_again(always):
+    net = Net()
+    train(True, net, policy="depth")
+    hits = [train(True, net, policy="depth")[2].stats.cache_hits for _ in range(2)]
+    assert hits == [1, 1]
+    other = [tuple(5 - w if isinstance(w, int) else w for w in tree) if isinstance(tree, tuple) else tree
+             for tree in TREES]
+    assert train(True, net, policy="depth", trees=other)[2].stats.cache_hits == 0       # other words repeat

@@ -211,7 +211,10 @@ class Layout:
 
 
 def offsets_of(counts: IntArray) -> IntArray:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+    """Where each of some stretches begins, and where the last one ends."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.add.accumulate(counts, out=offsets[1:])
+    return offsets
 
 
 def plan_messages(num_rows: int, read: Sequence[IntArray], sent: Sequence[IntArray], num_messages: int,

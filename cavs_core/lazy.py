@@ -16,7 +16,7 @@ import numpy as np
 
 from .mxnet_compat import mx
 
-__all__ = ["LazyArray", "Listener", "become_array", "listening", "operator_name", "thread_state"]
+__all__ = ["LazyArray", "Listener", "become_array", "listening", "operator_name", "tell", "thread_state"]
 
 NDArray = mx.nd.NDArray
 _Base = NDArray.__mro__[1]                      # NDArrayBase: the class that has the slots
@@ -225,11 +225,23 @@ class _Local(threading.local):
 
 
 _local = thread_state = _Local()         # thread_state.listener: who listens on this thread
+_told = []                               # functions that are told, on the thread itself, who listens there from now on
 _lock = threading.Lock()
 _installed = 0
 _register = mx.ndarray.register
 _names: dict[int, str] = {}
 _originals = {}
+
+
+def tell(function):
+    """Let a function know who listens on a thread, whenever that changes; it is called on the thread itself."""
+    _told.append(function)
+
+
+def _let_listen(listener):
+    _local.listener = listener
+    for function in _told:
+        function(listener)
 
 
 @contextlib.contextmanager
@@ -244,11 +256,11 @@ def listening(listener):
             _install()
         _installed += 1
     before = _local.listener
-    _local.listener = listener
+    _let_listen(listener)
     try:
         yield listener
     finally:
-        _local.listener = before
+        _let_listen(before)
         with _lock:
             _installed -= 1
             if _installed == 0:

@@ -11,15 +11,23 @@
 #include <stdint.h>
 #include <string.h>
 
-enum {INTERFACE = 2};                           /* the same number as in fastpath.py */
+enum {INTERFACE = 3};                           /* the same number as in fastpath.py */
 
 static struct {
     PyTypeObject *lazy, *ndarray, *integer;
     PyObject *retry;
     Py_ssize_t owner, token;                    /* where a LazyArray keeps them */
     long long first, largest;
-    PyObject *append, *listener, *vertices, *forward_hooks, *forward_pre_hooks, *watched, *too_late;    /* names */
+    PyObject *append, *vertices, *forward_hooks, *forward_pre_hooks, *watched, *too_late;       /* names */
 } known;
+
+#ifdef _MSC_VER
+#define OF_THIS_THREAD __declspec(thread)
+#else
+#define OF_THIS_THREAD __thread
+#endif
+
+static OF_THIS_THREAD PyObject *listener;       /* who listens on this thread, or NULL */
 
 static PyObject *held(PyObject *x)
 {
@@ -524,6 +532,7 @@ typedef struct {
     vectorcallfunc call;
     Target target;
     PyObject *structure, *entries, *other, *general, *lengths;
+    PyObject *hooks;                            /* of a block: dicts, which are empty as long as there are none; or NULL */
     PyObject *last_key, *last_entry;            /* of the newest call */
     Py_ssize_t num_args, num_results, num_operands, num_code;
     int *code;
@@ -901,13 +910,18 @@ static int put_forms(Record *self, PyObject *forms, Py_ssize_t place)
 
 static PyObject *record_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
-    PyObject *forms, *structure, *calls, *entries, *other, *general, *lengths;
-    Py_ssize_t num_results, place;
+    PyObject *forms, *structure, *calls, *entries, *other, *general, *lengths, *hooks = NULL;
+    Py_ssize_t num_results, place, k;
     Record *self;
     if (!may_make(names)
-        || !PyArg_ParseTuple(args, "O!OnnOO!OOO", &PyTuple_Type, &forms, &structure, &num_results, &place, &calls,
-                             &PyDict_Type, &entries, &other, &general, &lengths))
+        || !PyArg_ParseTuple(args, "O!OnnOO!OOO|O!", &PyTuple_Type, &forms, &structure, &num_results, &place, &calls,
+                             &PyDict_Type, &entries, &other, &general, &lengths, &PyTuple_Type, &hooks))
         return NULL;
+    for (k = 0; hooks && k < PyTuple_GET_SIZE(hooks); k++)
+        if (!PyDict_Check(PyTuple_GET_ITEM(hooks, k))) {
+            PyErr_SetString(PyExc_TypeError, "hooks are dicts");
+            return NULL;
+        }
     if (num_results < 1 || place < -1 || place >= PyTuple_GET_SIZE(forms)) {
         PyErr_SetString(PyExc_ValueError, "a call has a result, and its list is one of the arguments");
         return NULL;
@@ -920,6 +934,7 @@ static PyObject *record_new(PyTypeObject *type, PyObject *args, PyObject *names)
     self->other = held(other);
     self->general = held(general);
     self->lengths = held(lengths);
+    self->hooks = hooks ? held(hooks) : NULL;
     self->num_args = PyTuple_GET_SIZE(forms);
     self->num_results = num_results;
     if (!open_target(&self->target, calls) || !put_forms(self, forms, place))
@@ -936,6 +951,7 @@ static int record_traverse(PyObject *me, visitproc visit, void *arg)
     Py_VISIT(self->other);
     Py_VISIT(self->general);
     Py_VISIT(self->lengths);
+    Py_VISIT(self->hooks);
     Py_VISIT(self->last_key);
     Py_VISIT(self->last_entry);
     return 0;
@@ -950,6 +966,7 @@ static int record_clear(PyObject *me)
     Py_CLEAR(self->other);
     Py_CLEAR(self->general);
     Py_CLEAR(self->lengths);
+    Py_CLEAR(self->hooks);
     Py_CLEAR(self->last_key);
     Py_CLEAR(self->last_entry);
     PyMem_Free(self->code);
@@ -964,15 +981,30 @@ static int record_clear(PyObject *me)
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
-    PyObject *state, *otherwise, *part, *first, *dict;
+    PyObject *otherwise, *part, *first, *dict;
 } Call;
 
-static int has_hooks(PyObject *block, PyObject *name)
+static int has_some(PyObject *block, PyObject *name)
 {
     PyObject *hooks = PyObject_GetAttr(block, name);
     int any = hooks ? PyObject_IsTrue(hooks) : -1;
     Py_XDECREF(hooks);
     return any;
+}
+
+/* Whether a block has hooks; -1 for an error. */
+static int has_hooks(PyObject *block, PyObject *record)
+{
+    PyObject *hooks = Py_TYPE(record) == &RecordType ? ((Record *)record)->hooks : NULL;
+    Py_ssize_t k;
+    if (!hooks) {
+        int any = has_some(block, known.forward_hooks);
+        return any ? any : has_some(block, known.forward_pre_hooks);
+    }
+    for (k = 0; k < PyTuple_GET_SIZE(hooks); k++)
+        if (PyDict_GET_SIZE(PyTuple_GET_ITEM(hooks, k)))
+            return 1;
+    return 0;
 }
 
 /* The name under which a call is recorded, and where its arguments begin; NULL if it has none, or for an error. */
@@ -981,8 +1013,7 @@ static PyObject *name_of(Call *self, PyObject *const *args, Py_ssize_t n, Py_ssi
     PyObject *identity, *part, *name;
     *begin = 1;
     if (!self->part)
-        return !has_hooks(args[0], known.forward_hooks) && !has_hooks(args[0], known.forward_pre_hooks)
-            ? PyLong_FromVoidPtr(args[0]) : NULL;
+        return PyLong_FromVoidPtr(args[0]);
     if (args[0] != self->first && (n < 2 || args[1] != self->first))
         return NULL;
     *begin = args[0] == self->first ? 1 : 2;
@@ -997,12 +1028,13 @@ static PyObject *name_of(Call *self, PyObject *const *args, Py_ssize_t n, Py_ssi
 /* The function that records a call, held; NULL if there is none, or for an error. */
 static PyObject *find_record(Call *self, PyObject *const *args, Py_ssize_t n, Py_ssize_t *begin)
 {
-    PyObject *listener = PyObject_GetAttr(self->state, known.listener), *vertices = NULL, *name = NULL, *found = NULL;
-    if (listener && listener != Py_None && (name = name_of(self, args, n, begin))
-        && (vertices = PyObject_GetAttr(listener, known.vertices)) && PyDict_CheckExact(vertices))
+    PyObject *vertices = NULL, *name = NULL, *found = NULL;
+    if (listener && (name = name_of(self, args, n, begin)) && (vertices = PyObject_GetAttr(listener, known.vertices))
+        && PyDict_CheckExact(vertices))
         found = PyDict_GetItemWithError(vertices, name);
     Py_XINCREF(found);
-    Py_XDECREF(listener);
+    if (found && !self->part && has_hooks(args[0], found))
+        Py_CLEAR(found);
     Py_XDECREF(vertices);
     Py_XDECREF(name);
     return found;
@@ -1037,9 +1069,9 @@ static PyObject *call_bind(PyObject *me, PyObject *block, PyObject *type)
 
 static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
-    PyObject *state, *otherwise, *part = NULL, *first = NULL;
+    PyObject *otherwise, *part = NULL, *first = NULL;
     Call *self;
-    if (!may_make(names) || !PyArg_ParseTuple(args, "OO|OO", &state, &otherwise, &part, &first))
+    if (!may_make(names) || !PyArg_ParseTuple(args, "O|OO", &otherwise, &part, &first))
         return NULL;
     if (part && !first) {
         PyErr_SetString(PyExc_TypeError, "a function has a part and a first argument");
@@ -1048,7 +1080,6 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *names)
     if (!(self = (Call *)type->tp_alloc(type, 0)))
         return NULL;
     self->call = call_call;
-    self->state = held(state);
     self->otherwise = held(otherwise);
     self->part = part ? held(part) : NULL;
     self->first = first ? held(first) : NULL;
@@ -1058,7 +1089,6 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *names)
 static int call_traverse(PyObject *me, visitproc visit, void *arg)
 {
     Call *self = (Call *)me;
-    Py_VISIT(self->state);
     Py_VISIT(self->otherwise);
     Py_VISIT(self->part);
     Py_VISIT(self->first);
@@ -1069,7 +1099,6 @@ static int call_traverse(PyObject *me, visitproc visit, void *arg)
 static int call_clear(PyObject *me)
 {
     Call *self = (Call *)me;
-    Py_CLEAR(self->state);
     Py_CLEAR(self->otherwise);
     Py_CLEAR(self->part);
     Py_CLEAR(self->first);
@@ -1096,13 +1125,13 @@ static PyTypeObject OperatorsType = {
 static PyTypeObject RecordType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     CALLABLE("Record", Record, record,
-             "Record(forms, structure, num_results, place, calls, entries, other, general, lengths)", 0)};
+             "Record(forms, structure, num_results, place, calls, entries, other, general, lengths[, hooks])", 0)};
 
 static PyGetSetDef call_attributes[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict}, {NULL}};
 
 static PyTypeObject CallType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    CALLABLE("Call", Call, call, "Call(thread_state, otherwise[, part, F])", Py_TPFLAGS_METHOD_DESCRIPTOR),
+    CALLABLE("Call", Call, call, "Call(otherwise[, part, F])", Py_TPFLAGS_METHOD_DESCRIPTOR),
     .tp_descr_get = call_bind, .tp_dictoffset = offsetof(Call, dict), .tp_getset = call_attributes};
 
 static PyObject *is_held(PyObject *module, PyObject *made)
@@ -1172,9 +1201,17 @@ static PyObject *bind(PyObject *module, PyObject *args)
     return held(Py_None);
 }
 
+static PyObject *listen(PyObject *module, PyObject *whom)
+{
+    (void)module;
+    Py_XSETREF(listener, whom == Py_None ? NULL : held(whom));
+    return held(Py_None);
+}
+
 static PyMethodDef functions[] = {
     {"bind", bind, METH_VARARGS, "bind(LazyArray, ndarray, integer, RETRY, first token, largest word id): once, first"},
     {"common_owner", common_owner, METH_O, "common_owner(arrays) -> the owner of all of them; None if there is none"},
+    {"listen", listen, METH_O, "listen(whom): who listens on this thread from now on; None: nobody"},
     {"is_held", is_held, METH_O, "is_held(tokens) -> for each a byte: whether anybody but the list holds it"},
     {NULL}};
 
@@ -1187,7 +1224,6 @@ PyMODINIT_FUNC PyInit__fastpath(void)
     PyObject *module = PyModule_Create(&definition);
     if (module && (PyModule_AddIntConstant(module, "INTERFACE", INTERFACE)
         || !(known.append = PyUnicode_InternFromString("append"))
-        || !(known.listener = PyUnicode_InternFromString("listener"))
         || !(known.vertices = PyUnicode_InternFromString("vertices"))
         || !(known.forward_hooks = PyUnicode_InternFromString("_forward_hooks"))
         || !(known.forward_pre_hooks = PyUnicode_InternFromString("_forward_pre_hooks"))

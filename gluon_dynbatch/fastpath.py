@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import LazyArray
+from cavs_core import LazyArray, tell
 from cavs_core.mxnet_compat import mx
 
-INTERFACE = 2                   # of `_fastpath.c`: whoever changes what it offers counts up, here and there
+INTERFACE = 3                   # of `_fastpath.c`: whoever changes what it offers counts up, here and there
 
 compiled: ModuleType | None
 try:
@@ -67,6 +67,7 @@ _NAMES = {"packs": _packs, "FIRST": FIRST, "RETRY": RETRY, "LARGEST": _LARGEST, 
 
 if compiled is not None:
     compiled.bind(LazyArray, np.ndarray, np.integer, RETRY, FIRST, _LARGEST)
+    tell(compiled.listen)
 
 
 #: the reference count of an object that only a list holds, as `map` sees it
@@ -173,16 +174,17 @@ def make_operators(calls: Any, entries: dict[Any, Any]) -> Callable[..., Any] | 
 
 @cache
 def make_recorder(forms: tuple[Any, ...], structure: Any, num_outputs: int, place: int = -1) -> Callable[..., Any]:
-    """A function (calls, entries, other, general, lengths) -> record(args) -> results, for arguments of one form.
+    """A function (calls, entries, other, general, lengths, hooks) -> record(args) -> results, for arguments of one form.
 
     `entries` gives for the owners of the arrays the number of the entry and the owners of the results. `other` takes
     arguments of other forms, `general` those of a call that came too late. The argument at `place`, if it is not -1, is
-    a list of any of the `lengths`, whose elements have the form of the first; its owners come last.
+    a list of any of the `lengths`, whose elements have the form of the first; its owners come last. `hooks` are the
+    dicts of a block's hooks, () if it is no block: the compiled `Call` looks into them.
     """
     if compiled is not None:
         return partial(compiled.Record, forms, structure, num_outputs, place)
     lines = [
-        "def make(calls, entries, other, general, lengths):",
+        "def make(calls, entries, other, general, lengths, hooks=()):",
         "    outside, data = calls.outside, calls.data"]
     body = [f"        if len(args) != {len(forms)}: return other(args)"]
     operands: list[tuple[str, str]] = []

@@ -298,7 +298,9 @@ class Recorder(Listener):
                 return self.record_vertex(identity, part, fn, title, args)
 
             place = -1 if listed is None else listed.place
-            self._go_short(calls, state, vertex_key(identity, part), forms, place, lengths, entry, operands, general)
+            hooks = (identity._forward_hooks, identity._forward_pre_hooks) if part is None else ()
+            self._go_short(calls, state, vertex_key(identity, part), forms, place, lengths, entry, operands, general,
+                           hooks)
         return result
 
     def _vertex_entry(self, calls: Calls, key: Any, identity: Any, part: Any, fn: Any, title: Any,
@@ -324,7 +326,7 @@ class Recorder(Listener):
         return calls.new_entry(signature, self.recording, identity=(identity, part)), None, None
 
     def _go_short(self, calls: Calls, state: Any, vertex: Any, forms: Any, place: int, lengths: Any, entry: Entry,
-                  operands: list[LazyArray], general: Any) -> None:
+                  operands: list[LazyArray], general: Any, hooks: tuple[Any, ...]) -> None:
         """Let the next call of this vertex with such arguments go the short way."""
         signature = entry.signature
         key = (state, vertex, forms, signature.structure, len(entry.owners), place)
@@ -332,7 +334,7 @@ class Recorder(Listener):
         if entries is None:
             entries = calls.forms[key] = {}
             table = calls.ways(state)[0]
-            record = make_recorder(*key[2:])(calls, entries, table.get(vertex, general), general, lengths)
+            record = make_recorder(*key[2:])(calls, entries, table.get(vertex, general), general, lengths, hooks)
             if calls.sealed:                    # asked behind it: it may be bound to a log that nobody reads
                 return
             table[vertex] = record

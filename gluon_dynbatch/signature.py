@@ -85,12 +85,18 @@ class Signature:
         self.run_alone = lambda block, operands: [
             flat[places.index(k)] for flat in [run_alone(block, operands)] for k in range(len(values))]
         self._plans: dict[Any, ClassPlan] = {}
+        self._current: list[Any] = []           # what the parameters were when they last were what was traced
 
     def is_current(self) -> bool:
         """Whether the parameters still are what was traced: a cast or a new shape asks for another trace."""
-        specs = {source: self.vertex.program.specs[v] for v, source in self.vertex.program.inputs.items()}
-        return all(np.dtype(p.parameter.dtype).name == specs[p].dtype and tuple(p.parameter.shape) == specs[p].shape
-                   for p in self.params)
+        now = [(p.parameter.dtype, p.parameter._shape) for p in self.params]
+        if now != self._current:                # (specs are compared by names, which take numpy long to make)
+            specs = {source: self.vertex.program.specs[v] for v, source in self.vertex.program.inputs.items()}
+            if not all(np.dtype(dtype).name == specs[p].dtype and tuple(shape) == specs[p].shape
+                       for p, (dtype, shape) in zip(self.params, now)):
+                return False
+            self._current = now
+        return True
 
     def output_specs(self, rows: int = 1) -> list[int]:
         """Spec numbers of the outputs of a call; `rows` is the number of its rows, if calls are ragged."""

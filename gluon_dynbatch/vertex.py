@@ -61,7 +61,7 @@ def vertex(target: Any = None, *, name: str | None = None) -> Any:
     if callable(target):
         made = _VertexFunction(target, name)
         return made if compiled is None else functools.update_wrapper(
-            compiled.Call(thread_state, made, made, mx.nd), target)
+            compiled.Call(made, made, mx.nd), target)
     raise TypeError(f"@gdb.vertex: expected a HybridBlock or a function f(F, *arrays), got {target!r}")
 
 
@@ -84,7 +84,7 @@ def _make_call(cls: type, name: str | None) -> Any:
 
     if compiled is None:
         return __call__
-    return functools.update_wrapper(compiled.Call(thread_state, __call__), __call__)
+    return functools.update_wrapper(compiled.Call(__call__), __call__)
 
 
 class _VertexFunction:

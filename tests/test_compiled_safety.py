@@ -235,7 +235,7 @@ def test_functions_in_a_ring_are_collected():
         owner = Owner("x")
         owner.calls = calls
         append = make_append(1, 0, 1)(calls, 0, (owner,))
-        call = fastpath.compiled.Call(calls, fails)
+        call = fastpath.compiled.Call(fails, calls, calls)
         operators = make_operators(calls, entries)
         calls.ring = entries["ring"] = call.ring = [record, append, call, operators, calls]
     del calls, entries, owner, record, append, call, operators
@@ -371,7 +371,9 @@ def test_wrong_arguments_of_module_functions():
         with pytest.raises(TypeError):
             compiled.is_held(wrong)
     with pytest.raises(TypeError):
-        compiled.Call(1)
+        compiled.Call()
+    with pytest.raises(TypeError, match="hooks are dicts"):
+        compiled.Record((), 0, 1, -1, Calls(), {}, fails, fails, (), (1,))
     assert compiled.is_held([]) == b"" and described(Harness().a) == ("own", 0)
 
 

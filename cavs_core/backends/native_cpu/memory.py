@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections import defaultdict
 
 import numpy as np
@@ -103,9 +105,28 @@ def _bytes_of(size: int) -> int:
     return (4 + size % _PER_DOUBLING) << (size // _PER_DOUBLING + 10)
 
 
-def address_of(array: np.ndarray) -> int:
-    """Where an array's first element stands."""
+def _asked_address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
+
+
+_HEAD = object.__basicsize__        # in CPython the address is what an array has behind the head of all objects
+_address_at = ctypes.c_void_p.from_address
+
+
+def _read_address(array: np.ndarray) -> int:
+    return _address_at(id(array) + _HEAD).value or 0
+
+
+def _is_where_it_should_be() -> bool:
+    """Whether addresses are found there; arrays are tried that differ in all that may move them."""
+    if sys.implementation.name != "cpython":
+        return False
+    base = np.arange(24.0).reshape(2, 3, 4)
+    return all(_read_address(x) == _asked_address(x) for x in (base, base[1], base[:, 1:, ::2], base.T, base[:0]))
+
+
+#: where an array's first element stands; read it takes 0.1 us, asked for 1 us, and a step asks for about a hundred
+address_of = _read_address if _is_where_it_should_be() else _asked_address
 
 
 ARENA = Arena()     # what everybody takes from

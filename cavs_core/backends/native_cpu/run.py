@@ -268,14 +268,14 @@ class NativeRun:
     def _own(self, direction: int) -> None:
         """Memory of the classes for one direction, in one block."""
         memory = [prepared.memory[direction] for prepared in self._prepared]
-        sizes = [m.sizes(part) if part.whole.num_rows else np.zeros(0, np.int64)
-                 for m, part in zip(memory, self.layout.classes)]
-        (self._passing if direction else self._saved).append(ARENA.take(int(sum(s.sum() for s in sizes))))
-        address = (self._passing if direction else self._saved)[-1].address
-        for known, m, s in zip(self._addresses, memory, sizes):
-            if len(s):
-                known[m.numbers] = address + np.cumsum(s) - s
-                address += int(s.sum())
+        sizes = [m.sizes(part) for m, part in zip(memory, self.layout.classes)]
+        block = ARENA.take(sum(map(sum, sizes)))
+        (self._passing if direction else self._saved).append(block)
+        address = block.address
+        for known, m, mine in zip(self._addresses, memory, sizes):
+            for number, size in zip(m.numbers, mine):
+                known[number] = address
+                address += size
 
     def _view(self, c: int, v: int) -> Any:
         """The memory of a value of a class, as an array."""
@@ -353,8 +353,7 @@ class NativeRun:
 
 
 def _peak_bytes(prepared: Sequence[Any], plans: Sequence[ClassPlan], layout: Layout) -> int:
-    own = sum(int(memory.sizes(part).sum()) for p, part in zip(prepared, layout.classes) for memory in p.memory
-              if part.whole.num_rows)
+    own = sum(sum(memory.sizes(part)) for p, part in zip(prepared, layout.classes) for memory in p.memory)
     return own + buffer_bytes(plans, layout) + layout.index_bytes
 
 

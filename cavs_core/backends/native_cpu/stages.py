@@ -39,14 +39,18 @@ class OwnMemory:
     def __init__(self, owned: dict[int, Owned], backward: bool, refs: Refs):
         mine = {v: o for v, o in owned.items() if o.backward == backward}
         self.numbers = [refs.number(("value", v)) for v in mine]
-        self._kinds = np.array([self._KINDS[o.spec.kind, o.local] for o in mine.values()], np.int64)
-        self._bytes = np.array([size_of(o.spec) * np.dtype(o.spec.dtype).itemsize for o in mine.values()], np.int64)
+        self._looks = [(self._KINDS[o.spec.kind, o.local], size_of(o.spec) * np.dtype(o.spec.dtype).itemsize)
+                       for o in mine.values()]
+        self._has_local = any(o.local for o in mine.values())
 
-    def sizes(self, part: Any) -> Any:
+    def sizes(self, part: Any) -> list[int]:
         """The bytes that each needs, in cache lines."""
-        largest = (part.frames[1:, 1::2] - part.frames[1:, ::2]).max(axis=0, initial=0)
-        counts = np.array([part.whole.num_rows, part.whole.num_edges, 1, *largest])
-        return -(-counts[self._kinds] * self._bytes // 64) * 64
+        if not part.whole.num_rows:
+            return []
+        counts = [part.whole.num_rows, part.whole.num_edges, 1]
+        if self._has_local:
+            counts += (part.frames[1:, 1::2] - part.frames[1:, ::2]).max(axis=0, initial=0).tolist()
+        return [-(-counts[kind] * size // 64) * 64 for kind, size in self._looks]
 
 
 class Sum:

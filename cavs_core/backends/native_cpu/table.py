@@ -41,6 +41,10 @@ class Table:
 
     def launch_in_order(self, order: Sequence[tuple[int, int]], classes: dict[int, Any]) -> None:
         """The launches of several classes, as `order` names them."""
+        if len(classes) == 1:
+            ((frames, spans, bounds),) = classes.values()
+            self.launch(frames[[k for _, k in order]], spans, bounds)
+            return
         blocks = {c: self._rows(*parts) for c, parts in classes.items()}
         if len({block.shape[1] for block in blocks.values()}) == 1 and order:      # as a rule: one stage each
             offsets = dict(zip(blocks, np.cumsum([0, *[len(b) for b in blocks.values()]]).tolist()))

@@ -174,7 +174,7 @@ def make_operators(calls: Any, entries: dict[Any, Any]) -> Callable[..., Any] | 
 
 @cache
 def make_recorder(forms: tuple[Any, ...], structure: Any, num_outputs: int, place: int = -1) -> Callable[..., Any]:
-    """A function (calls, entries, other, general, lengths, hooks) -> record(args) -> results, for arguments of one form.
+    """A function (calls, entries, other, general, lengths, hooks) -> record(args) -> results: for one form of them.
 
     `entries` gives for the owners of the arrays the number of the entry and the owners of the results. `other` takes
     arguments of other forms, `general` those of a call that came too late. The argument at `place`, if it is not -1, is

@@ -49,6 +49,7 @@ from gluon_dynbatch import choose, graphs, joining, planning, sums
 from gluon_dynbatch.auto import Auto
 from gluon_dynbatch.costs import weigh
 from gluon_dynbatch.costs.devices import load, place_of
+from gluon_dynbatch.last_used import LastUsed
 from gluon_dynbatch.methods import Method
 from gluon_dynbatch.report import Stats
 
@@ -121,7 +122,7 @@ class Memory:
         self._own: list[tuple[Any, str, Any]] = [
             (planning, "PLANS", planning.PlanCache()), (planning, "HABITS", joining.Habits()),
             (planning, "SUM_ROLES", sums.SumRoles()), (weigh, "_models", {}), (graphs, "_known", OrderedDict()),
-            (choose, "AUTO", self.auto)]
+            (choose, "AUTO", self.auto), (choose, "IDLE", LastUsed(choose.IDLE.most))]
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:

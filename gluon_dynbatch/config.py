@@ -34,6 +34,9 @@ class Config:
         Flush when so many calls are pending, to bound memory.
     analysis_budget : float
         With policy "auto": the share of a step that planning may take, 0.05 for 5 percent.
+    drop_repeats : bool
+        Whether a call on the same operands as an earlier one is left out, where that is predicted to pay. False: every
+        call runs (to measure what that gains).
     """
 
     policy: str = "auto"
@@ -42,6 +45,7 @@ class Config:
     check: bool = False
     max_pending: int | None = None
     analysis_budget: float = 0.05
+    drop_repeats: bool = True
 
     def __post_init__(self) -> None:
         for name, allowed in (("policy", POLICY_NAMES), ("granularity", GRANULARITIES), ("backend", BACKENDS)):

@@ -44,7 +44,9 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     recorded = read_calls(calls)
     context = DEVICES[recorded.value_specs[0]]
     later = place_of(runs_in_the_end(context, scope.config.backend), context)
-    tables = without_repeats(recorded, NATIVE if context.device_type == "cpu" else later)
+    tables = recorded
+    if scope.config.drop_repeats:
+        tables = without_repeats(recorded, NATIVE if context.device_type == "cpu" else later)
     sample = choose_method(scope.config, tables, later)
     if not sample.method.drops_repeats:
         tables = recorded

@@ -63,7 +63,8 @@ def flush() -> None:
 
 @contextlib.contextmanager
 def batching(policy: str = "auto", granularity: str = "auto", backend: str = "auto", check: bool = False,
-             max_pending: int | None = None, analysis_budget: float = 0.05, profile: Any = None):
+             max_pending: int | None = None, analysis_budget: float = 0.05, profile: Any = None,
+             drop_repeats: bool = True):
     """Record what is called inside, and run it batched: when a value is needed, and at the end of the scope.
 
     Values and gradients equal those of the same code without the scope. See `Config` for the options; `profile` names a
@@ -80,7 +81,8 @@ def batching(policy: str = "auto", granularity: str = "auto", backend: str = "au
     if profile is not None:
         found = load_profile(profile)
         options = {name: found.get(name, value) if value == "auto" else value for name, value in options.items()}
-    config = Config(**options, check=check, max_pending=max_pending, analysis_budget=analysis_budget)
+    config = Config(**options, check=check, max_pending=max_pending, analysis_budget=analysis_budget,
+                    drop_repeats=drop_repeats)
     outer = _local.scope
     if outer is not None:                       # nested scopes join the outer one
         yield outer

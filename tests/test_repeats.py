@@ -263,7 +263,8 @@ def test_parameters_without_a_gradient(always):
         np.testing.assert_allclose(grad, net.collect_params()[name].grad().asnumpy(), rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("options", [{"policy": "none"}, {"policy": "depth", "granularity": "graph"}])
+@pytest.mark.parametrize("options", [{"policy": "none"}, {"policy": "depth", "granularity": "graph"},
+                                     {"drop_repeats": False}])
 def test_settings_that_are_about_every_call_keep_every_call(always, options):
     assert train(True, **options)[2].stats.repeats == 0
 

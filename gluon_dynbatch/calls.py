@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cavs_core import LazyArray, listening
+from cavs_core import LazyArray, listening, thread_state
 from cavs_core.mxnet_compat import mx
 
 from .errors import DiscardedError
@@ -146,8 +146,13 @@ class Calls:
         """The value of an array for whoever only reads it; None if the array must become an NDArray."""
         self.flush("a value was needed")
         assert self.flushed is not None
-        with self.lock, listening(None):
-            return None if type(array) is not LazyArray else self.flushed.numpy(self.flushed.number_of(array))
+        with self.lock:
+            if type(array) is not LazyArray:
+                return None
+            if thread_state.listener is None:   # as a rule: losses are read behind the scope
+                return self.flushed.numpy(self.flushed.number_of(array))
+            with listening(None):
+                return self.flushed.numpy(self.flushed.number_of(array))
 
     def backward(self, heads: list[LazyArray], head_grads: list[Any], retain_graph: bool, over_tape: Any) -> bool:
         """A backward pass from these arrays alone; False if it must go over the tape."""

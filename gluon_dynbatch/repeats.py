@@ -45,16 +45,19 @@ class Distinct(NamedTuple):
     ----------
     recording : of the calls that are left
     calls : int64 array, these calls
-    leaves, numbers : int64 arrays, the leaves that are left, and which of the numbers are among them
+    numbers : int64 array, which of the numbers are left; they are the last leaves as before
     value_of : int64 array
         For each value of the whole recording, its number in the new one; that of the first call for repeats.
     """
 
     recording: Recording
     calls: Any
-    leaves: Any
     numbers: Any
     value_of: Any
+
+    @property
+    def num_leaves(self) -> int:
+        return len(self.recording.leaf_buffers)
 
 
 def find_repeats(r: Recording, kinds: Any, pure: Any, numbers: Any, held: Any) -> Repeats:
@@ -133,16 +136,16 @@ def drop_repeats(r: Recording, repeats: Repeats, num_numbers: int) -> Distinct:
 
     Parameters
     ----------
-    num_numbers : how many of the leaves, the last ones, are numbers, each of one call
+    num_numbers : how many of the leaves, the last ones, are numbers: each of one call, and all of one spec
     """
     num_data = len(r.leaf_buffers) - num_numbers
     calls, operands, numbers, value_of = _drop(repeats.first, repeats.operand_offsets, repeats.value_offsets,
                                                r.operands, num_data, num_numbers)
-    leaves = np.concatenate([np.arange(num_data), num_data + numbers])
+    count = num_data + len(numbers)
     left = replace(r, call_class=r.call_class[calls], call_width=r.call_width[calls], call_count=r.call_count[calls],
-                   call_first=r.call_first[calls], operands=operands, leaf_buffers=r.leaf_buffers[leaves],
-                   leaf_widths=r.leaf_widths[leaves], leaf_wanted=r.leaf_wanted[leaves], heads=value_of[r.heads])
-    return Distinct(left, calls, leaves, numbers, value_of)
+                   call_first=r.call_first[calls], operands=operands, leaf_buffers=r.leaf_buffers[:count],
+                   leaf_widths=r.leaf_widths[:count], leaf_wanted=r.leaf_wanted[:count], heads=value_of[r.heads])
+    return Distinct(left, calls, numbers, value_of)
 
 
 @njit(cache=True, nogil=True)

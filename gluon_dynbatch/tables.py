@@ -69,7 +69,8 @@ class Tables:
         left = drop_repeats(self.recording, repeats, len(numbers))
         value_specs = np.empty(int(left.value_of.max()) + 1, np.int64)
         value_specs[left.value_of] = self.value_specs
-        leaves = Leaves(self.leaves.data, numbers[left.numbers], self.leaves.specs[left.leaves], self.leaves.parameters)
+        leaves = Leaves(self.leaves.data, numbers[left.numbers], self.leaves.specs[:left.num_leaves],
+                        self.leaves.parameters)
         return Tables(self.classes, left.recording, self.buffers, value_specs, leaves, left.value_of[self.viewed],
                       self.entries, self.call_entry[left.calls], left.value_of)
 
@@ -94,22 +95,22 @@ def read_calls(calls: Any) -> Tables:
 
     buffers: dict[int, int] = {}
     classes = [_class_info(cls, buffers) for cls in known]
-    leaf_specs, place = np.unique(_array(specs), return_inverse=True)
-    if len(numbers):                            # they have one spec, behind the others
-        leaf_specs = np.append(leaf_specs, calls.recorder.number_spec)
-        place = np.concatenate([place, np.full(len(numbers), len(leaf_specs) - 1)])
+    leaf_specs = sorted(set(specs)) + [calls.recorder.number_spec]          # numbers have one, the last
+    place = np.full(num_data + len(numbers), len(leaf_specs) - 1)
+    place[:num_data] = np.searchsorted(_array(leaf_specs[:-1]), specs)
     leaf_wanted = np.zeros(len(place), bool)
     if any(c.recorded for c in classes):
         leaf_wanted[:num_data] = [isinstance(x, NDArray) and needs_gradient(x) for x in data]
     recording = Recording(
         classes, _array([e.cls.number for e in entries])[call_entry], _array([e.rows for e in entries])[call_entry],
-        operands, _array([_buffer(BUFFERS[s], buffers) for s in leaf_specs.tolist()])[place],
-        _array([WIDTHS[s] for s in leaf_specs.tolist()])[place], leaf_wanted, heads, call_count,
+        operands, _array([_buffer(BUFFERS[s], buffers) for s in leaf_specs])[place],
+        _array([WIDTHS[s] for s in leaf_specs])[place], leaf_wanted, heads, call_count,
         _array([e.signature.alias for e in entries])[call_entry])
     calls.forget()
     of_parameters = calls.recorder.parameters
     parameters = {k: of_parameters[id(x)][0] for k, x in enumerate(data) if id(x) in of_parameters}
-    return Tables(known, recording, list(buffers), value_specs, Leaves(data, numbers, leaf_specs[place], parameters),
+    leaves = Leaves(data, numbers, _array(leaf_specs)[place], parameters)
+    return Tables(known, recording, list(buffers), value_specs, leaves,
                   _array(sorted(v for v in list(calls.viewed) if v < calls.num_taken)), entries, call_entry)
 
 

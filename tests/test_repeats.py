@@ -54,8 +54,8 @@ def test_equal_numbers_are_one_operand_and_those_that_are_left_are_numbered_anew
     calls = [(0, 1, [-4]), (0, 1, [-5]), (0, 1, [-6]), (0, 1, [-7])]
     first, new, left = distinct(calls, numbers=[7, 5, 7, 6])
     assert first == [0, 1, 0, 3] and new == [(0, [-4]), (0, [-5]), (0, [-6])]
-    assert left.numbers.tolist() == [0, 1, 3] and left.leaves.tolist() == [0, 1, 2, 3, 4, 6]
-    assert len(left.recording.leaf_buffers) == len(left.recording.leaf_wanted) == 6
+    assert left.numbers.tolist() == [0, 1, 3]
+    assert left.num_leaves == len(left.recording.leaf_widths) == len(left.recording.leaf_wanted) == 6
 
 
 def test_a_number_is_not_the_value_or_array_of_that_number():

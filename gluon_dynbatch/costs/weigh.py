@@ -51,11 +51,12 @@ def class_costs(classes: Sequence[Any], place: str) -> tuple[Any, Any]:
 
 
 def _launch_cost(plan: Any, model: CostModel, place: str) -> tuple[float, float]:
-    work = _work_of(plan, place)
-    known = plan.compiled.setdefault(("launch_cost", model.device), {})
-    if work not in known:
-        known[work] = model.launch_cost(*work)
-    return known[work]
+    """What a plan costs, worked out when the model or its work is another one than before."""
+    work, known = _work_of(plan, place), plan.compiled.get("launch_cost")
+    if known is None or known[0] is not model or known[1] is not work:
+        known = plan.compiled["launch_cost"] = model, work, model.launch_cost(*work)
+    cost: tuple[float, float] = known[2]
+    return cost
 
 
 def predict_ms(plans: Sequence[Any], layout: Any, place: str) -> tuple[float, float]:

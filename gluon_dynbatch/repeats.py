@@ -4,6 +4,9 @@ Two calls of the same kind on the same operands have the same results: a word th
 that stands in two trees, an atom whose surroundings are those of another one. The first of them runs, and whoever reads
 a later one reads the first. Gradients meet there: they are added up before they go on, instead of behind it.
 
+Rows of a table that were looked up by the same number are the same as well, also where a whole sentence was looked up
+at once: what names a single row of such a result is known by table and number.
+
 Calls whose results somebody holds are left as they are, since each has memory of its own; so are those that draw random
 numbers.
 """
@@ -16,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from .analyzer import Recording, offsets_of_calls
+from .analyzer import Recording
 
-__all__ = ["Distinct", "Repeats", "drop_repeats", "find_repeats"]
+__all__ = ["Distinct", "Lookups", "Repeats", "drop_repeats", "find_repeats"]
 
 
 class Repeats(NamedTuple):
@@ -60,11 +63,33 @@ class Distinct(NamedTuple):
         return len(self.recording.leaf_buffers)
 
 
-def find_repeats(r: Recording, kinds: Any, pure: Any, numbers: Any, held: Any) -> Repeats:
+class Lookups(NamedTuple):
+    """Calls that look up rows of a table by numbers that are known: rows with equal numbers are the same.
+
+    Attributes
+    ----------
+    starts : int64 array, shape (calls,)
+        Where in `ids` the numbers of a call begin; -1 for all other calls.
+    tables : int64 array, shape (calls,)
+        The number of its table.
+    ids : int64 array
+    names_row : int64 array, shape (kinds,)
+        For kinds of calls that name a single row: what it looks like, as a number from 1 on; -1 for all others.
+    """
+
+    starts: Any
+    tables: Any
+    ids: Any
+    names_row: Any
+
+
+def find_repeats(r: Recording, offsets: tuple[Any, Any], kinds: Any, pure: Any, numbers: Any, held: Any,
+                 lookups: Lookups) -> Repeats:
     """The calls that repeat others.
 
     Parameters
     ----------
+    offsets : of operands and values, as `offsets_of_calls` gives them
     kinds : int64 array, shape (calls,)
         Calls of one kind on the same operands have the same results ..
     pure : bool array, shape (kinds,)
@@ -74,15 +99,17 @@ def find_repeats(r: Recording, kinds: Any, pure: Any, numbers: Any, held: Any) -
     held : int64 array
         Values that somebody needs for himself: their calls repeat no other.
     """
-    offsets = offsets_of_calls(r)
-    return Repeats(*_find(kinds, r.call_count, *offsets, r.operands, pure, numbers, len(r.leaf_buffers) - len(numbers),
-                          held), *offsets)
+    return Repeats(*_find(kinds, r.call_count, r.call_width, r.call_first, *offsets, r.operands, pure, numbers,
+                          len(r.leaf_buffers) - len(numbers), held, *lookups), *offsets)
 
 
 @njit(cache=True, nogil=True)
-def _find(kinds, call_count, operand_offsets, value_offsets, operands, pure, numbers,  # type: ignore[no-untyped-def]
-          num_data, held):
-    num_calls = len(kinds)
+def _find(kinds, call_count, call_width, call_first, operand_offsets, value_offsets,  # type: ignore[no-untyped-def]
+          operands, pure, numbers, num_data, held, starts, tables, ids, names_row):
+    num_calls, num_kinds, num_looks = len(kinds), len(pure), 1
+    for look in names_row:
+        num_looks = max(num_looks, look + 1)
+    maker, all_kinds = np.empty(value_offsets[-1], np.int64), kinds.copy()
     value_of = np.arange(value_offsets[-1])             # the value itself, or that of the first call
     is_held = np.zeros(value_offsets[-1], np.bool_)
     is_held[held] = True
@@ -93,13 +120,24 @@ def _find(kinds, call_count, operand_offsets, value_offsets, operands, pure, num
         size *= 2
     table, mask = np.full(size, -1, np.int64), np.uint64(size - 1)
     for i in range(num_calls):
-        code = np.uint64(kinds[i]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(call_count[i])
         begin, end = operand_offsets[i], operand_offsets[i + 1]
+        for v in range(value_offsets[i], value_offsets[i + 1]):
+            maker[v] = i
         for j in range(begin, end):
             token = operands[j]
             # (Whether an operand is a number is the same in all calls of a kind.)
             names[j] = value_of[token] if token >= 0 else numbers[-1 - token - num_data] if -1 - token >= num_data \
                 else token
+        if starts[i] >= 0 and call_width[i] == 1:               # a row of a table, whatever array has its number
+            all_kinds[i], names[begin:end] = num_kinds + tables[i] * num_looks, 0
+            names[begin] = ids[starts[i]]
+        elif names_row[kinds[i]] >= 0 and end == begin + 1 and operands[begin] >= 0:
+            source = maker[operands[begin]]
+            if starts[source] >= 0:
+                all_kinds[i] = num_kinds + tables[source] * num_looks + names_row[kinds[i]]
+                names[begin] = ids[starts[source] + call_first[i]]
+        code = np.uint64(all_kinds[i]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(call_count[i])
+        for j in range(begin, end):
             code = (code ^ np.uint64(names[j])) * np.uint64(0xFF51AFD7ED558CCD)
             code ^= code >> np.uint64(32)
         codes[i] = code
@@ -108,7 +146,7 @@ def _find(kinds, call_count, operand_offsets, value_offsets, operands, pure, num
         at = code & mask
         while table[at] >= 0:
             k = table[at]
-            if codes[k] == code and kinds[k] == kinds[i] and call_count[k] == call_count[i]:
+            if codes[k] == code and all_kinds[k] == all_kinds[i] and call_count[k] == call_count[i]:
                 same = True
                 for j in range(end - begin):
                     if names[operand_offsets[k] + j] != names[begin + j]:

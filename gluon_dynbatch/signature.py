@@ -58,6 +58,7 @@ class Signature:
     draws : whether the result is random
     has_product : whether it multiplies matrices
     adds_rows : whether it adds up two rows that look alike, and does nothing else
+    looks_up : whether it looks up rows of its second operand by the numbers of its first, and does nothing else
     """
 
     def __init__(self, title: str, program: Program, operand_specs: Sequence[int], context: Any, template: Any,
@@ -82,6 +83,7 @@ class Signature:
         self.draws = any(instr.op == "uniform_like" for instr in program.instrs)
         self.adds_rows = (len(program.instrs) == 1 and program.instrs[0].op in ("broadcast_add", "elemwise_add")
                           and len(self.operand_specs) == 2 and _are_summed(self.operand_specs))
+        self.looks_up = self.split == (True, False) and [instr.op for instr in program.instrs] == ["clip", "lookup"]
         self.run_alone = lambda block, operands: [
             flat[places.index(k)] for flat in [run_alone(block, operands)] for k in range(len(values))]
         self._plans: dict[Any, ClassPlan] = {}

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from cavs_core import LazyArray, RunError, needs_gradient, offsets_of
+from cavs_core import LazyArray, RunError, needs_gradient, offsets_of, view_of_data
 from cavs_core.mxnet_compat import mx
 
-from .analyzer import ClassInfo, Recording
+from .analyzer import ClassInfo, Recording, offsets_of_calls
 from .fastpath import FIRST, find_held
-from .repeats import Repeats, drop_repeats, find_repeats
+from .repeats import Lookups, Repeats, drop_repeats, find_repeats
 from .values import BUFFERS, WIDTHS, as_array
 
 __all__ = ["Leaves", "Tables", "read_calls", "recorded_bytes"]
@@ -29,6 +29,15 @@ class Leaves:
     def __init__(self, data: list[Any], numbers: Any, specs: Any, parameters: dict[int, Any]):
         self.data, self.numbers, self.specs = data, numbers, specs
         self.parameters = parameters            # leaf -> the parameter whose array it is
+
+    def ids(self, leaf: int) -> Any:
+        """The elements of a leaf, as int64 that are equal where they are."""
+        data = self.data[leaf]
+        if not isinstance(data, NDArray):
+            elements = np.asarray(data)
+        else:
+            elements = view_of_data(data) if data.context.device_type == "cpu" else data.asnumpy()
+        return elements.astype(np.float64).ravel().view(np.int64)
 
     def array(self, leaf: int, context: Any = None) -> Any:
         """A leaf as an NDArray."""
@@ -60,8 +69,31 @@ class Tables:
     def repeats(self) -> Repeats:
         """The calls that repeat others."""
         pure = np.array([not e.signature.draws for e in self.entries], bool)
-        return find_repeats(self.recording, self.call_entry, pure, self.leaves.numbers,
-                            np.concatenate([self.recording.heads, self.viewed]))
+        offsets = offsets_of_calls(self.recording)
+        return find_repeats(self.recording, offsets, self.call_entry, pure, self.leaves.numbers,
+                            np.concatenate([self.recording.heads, self.viewed]), self._lookups(offsets[0]))
+
+    def _lookups(self, operand_offsets: Any) -> Lookups:
+        """The calls that look up rows by the numbers in an outside array."""
+        r = self.recording
+        starts, tables = np.full(len(self.call_entry), -1), np.zeros(len(self.call_entry), np.int64)
+        names_row = np.full(len(self.entries), -1)
+        ids: list[Any] = []
+        looks_up = np.array([e.signature.looks_up for e in self.entries], bool)
+        if looks_up.any():
+            known: dict[Any, int] = {}
+            count = 0
+            for i in np.flatnonzero(looks_up[self.call_entry]).tolist():
+                index, table = r.operands[operand_offsets[i]:operand_offsets[i] + 2].tolist()
+                if -len(self.leaves.data) <= index < 0 and table < 0:
+                    starts[i], tables[i] = count, known.setdefault((int(r.call_class[i]), table), len(known))
+                    ids.append(self.leaves.ids(-1 - index))
+                    count += len(ids[-1])
+            looks: dict[int, int] = {}
+            for k, e in enumerate(self.entries):
+                if e.signature.alias >= 0 and WIDTHS[e.owners[0].spec] == 1:
+                    names_row[k] = looks.setdefault(e.owners[0].spec, 1 + len(looks))
+        return Lookups(starts, tables, np.concatenate(ids) if ids else np.zeros(0, np.int64), names_row)
 
     def without(self, repeats: Repeats) -> Tables:
         """The tables without calls that repeat others."""

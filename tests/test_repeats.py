@@ -14,20 +14,29 @@ from gluon_dynbatch import choose
 from gluon_dynbatch.analyzer import offsets_of_calls
 from gluon_dynbatch.costs import weigh
 from gluon_dynbatch.costs.devices import NATIVE
-from gluon_dynbatch.repeats import drop_repeats, find_repeats
+from gluon_dynbatch.repeats import Lookups, drop_repeats, find_repeats
 
 nd = mx.nd
 
 
 # ---- recordings ------------------------------------------------------------------------------------------------------
 
-def distinct(calls, classes=None, heads=(), numbers=(), num_data=3, pure=None, kinds=None):
-    """The first of each call, and what is left, as (class, tokens), with its numbers."""
+def distinct(calls, classes=None, heads=(), numbers=(), num_data=3, pure=None, kinds=None, firsts=(), lookups=None,
+             names_row=()):
+    """The first of each call, and what is left, as (class, tokens), with its numbers.
+
+    lookups : {call: (table, numbers)}
+    """
     classes = classes or [info(), info(operands=2)]
-    r = recording(classes, calls, num_data + len(numbers), heads=heads)
+    r = recording(classes, calls, num_data + len(numbers), heads=heads, firsts=firsts)
     kinds = r.call_class if kinds is None else np.array(kinds, np.int64)
     pure = np.array([True] * (int(kinds.max(initial=0)) + 1) if pure is None else pure, bool)
-    repeats = find_repeats(r, kinds, pure, np.array(numbers, np.int64), r.heads)
+    starts, tables, ids = np.full(len(calls), -1), np.zeros(len(calls), np.int64), []
+    for i, (table, part) in (lookups or {}).items():
+        starts[i], tables[i] = len(ids), table
+        ids += part
+    looked_up = Lookups(starts, tables, np.array(ids, np.int64), np.array(names_row or [-1] * len(pure), np.int64))
+    repeats = find_repeats(r, offsets_of_calls(r), kinds, pure, np.array(numbers, np.int64), r.heads, looked_up)
     left = drop_repeats(r, repeats, len(numbers))
     ends = offsets_of_calls(left.recording)[0]
     new = [(c, left.recording.operands[a:b].tolist())
@@ -74,6 +83,31 @@ def test_lists_of_different_length():
     classes = [info(), info(operands=2, slots=1)]
     calls = [(0, 1, [-1]), (1, 1, [-1, 0]), (1, 1, [-1, 0, 0]), (1, 1, [-1, 0]), (1, 1, [-1])]
     assert distinct(calls, classes)[0] == [0, 1, 2, 1, 4]
+
+
+def test_rows_that_were_looked_up_are_known_by_table_and_number():
+    """Two sentences of three words and one of one; kinds 1 to 4 name rows (each one of them), kind 5 reads one."""
+    lookup, row, other = info(operands=2, split=(True, False)), info(alias=True), info()
+    classes = [lookup, row, other]
+    calls = [(0, 3, [-1, -2]), (0, 3, [-3, -2]), (0, 1, [-4, -2]), (0, 3, [-3, -5]),
+             (1, 1, [0]), (1, 1, [1]), (1, 1, [0]), (1, 1, [3]), (1, 1, [1]), (2, 1, [4]), (2, 1, [5]), (2, 1, [2])]
+    found = dict(classes=classes, num_data=5, firsts=[0, 0, 0, 0, 0, 2, 1, 2, 2, 0, 0, 0],
+                 kinds=[0, 0, 0, 0, 1, 2, 3, 2, 4, 5, 5, 5],
+                 lookups={0: (0, [7, 8, 9]), 1: (0, [8, 5, 7]), 2: (0, [7]), 3: (1, [8, 5, 7])})
+    # rows: 7 of sentence 0, 7 of sentence 1, 8 of sentence 0, 7 of another table, 7 of sentence 1 in another shape
+    names_row = [-1, 1, 1, 1, 2, -1]
+    first = distinct(calls, names_row=names_row, **found)[0]
+    assert first == [0, 1, 2, 3, 4, 4, 6, 7, 8, 9, 9, 11]
+    # not where nothing is known of the numbers, or of the shapes
+    assert distinct(calls, names_row=[-1] * 6, **found)[0] == list(range(12))
+    assert distinct(calls, names_row=names_row, **{**found, "lookups": {0: (0, [7, 8, 9])}})[0] == list(range(12))
+
+
+def test_single_rows_that_were_looked_up():
+    lookup = info(operands=2, split=(True, False))
+    calls = [(0, 1, [-1, -2]), (0, 1, [-3, -2]), (0, 1, [-4, -2]), (0, 2, [-5, -2])]
+    found = distinct(calls, [lookup], num_data=5, lookups={0: (0, [4]), 1: (0, [4]), 2: (0, [5]), 3: (0, [4, 4])})
+    assert found[0] == [0, 0, 2, 3]
 
 
 def test_nothing_to_find():
@@ -244,6 +278,48 @@ def test_same_as_the_loop_in_float64_and_undecorated(always, backend):
     got = train(True, net, dtype="float64", backend=backend, granularity="op", policy="depth")
     assert_same(got, want, "float64")
     assert got[2].stats.repeats > 20                # the same array, so the same lookup, and all that follows
+
+
+class Sentences(gluon.Block):
+    """Plain Gluon: a sentence is looked up at once, then goes word by word."""
+
+    def __init__(self, sparse=False):
+        super().__init__()
+        with self.name_scope():
+            self.embed, self.other = gluon.nn.Embedding(6, 5, sparse_grad=sparse), gluon.nn.Embedding(6, 5)
+            self.fc, self.out = gluon.nn.Dense(4, in_units=5), gluon.nn.Dense(1, in_units=4)
+
+    def forward(self, words):
+        x, y = self.embed(words), self.other(words)
+        first = [self.fc(x[k:k + 1]).tanh() for k in range(len(words))]         # (1, 5)
+        second = [self.fc(y[k].reshape((1, -1))).tanh() for k in range(len(words))]
+        pairs = [self.fc(x[k:k + 2]).sum(axis=0, keepdims=True) for k in range(len(words) - 1)]
+        return self.out(nd.add_n(*first, *second, *pairs)).sum()
+
+
+@pytest.mark.parametrize("backend", ["mxnet", "native"])
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "row_sparse"])
+def test_rows_of_a_sentence_that_was_looked_up_at_once(always, backend, sparse):
+    """Also numbers outside of the table, which count as its first or last (with a sparse gradient they are errors)."""
+    net = Sentences(sparse)
+    net.initialize(mx.init.Normal(0.5))
+    over, under = (4, 3) if sparse else (9, -3)
+    words = [nd.array(s) for s in ([0, 1, 2, 3], [2, 1], [over, 0, 1], [5, 5, under], [2], [1, 2, 0])]
+
+    def run(batched):
+        scope = None
+        with autograd.record():
+            if batched:
+                with gdb.batching(granularity="op", policy="depth", backend=backend) as scope:
+                    losses = [net(s) for s in words]
+            else:
+                losses = [net(s) for s in words]
+        autograd.backward(losses)
+        return [x.asscalar() for x in losses], {k: p.grad().asnumpy() for k, p in net.collect_params().items()}, scope
+
+    want, got = run(False), run(True)
+    assert_same(got, want)
+    assert got[2].stats.repeats >= 16               # 16 words, 7 of them for the first time, in two tables
 
 
 def test_parameters_without_a_gradient(always):

@@ -14,6 +14,7 @@ import numpy as np
 
 from .analyzer import scan
 from .auto import Auto, Sample
+from .costs.devices import NATIVE
 from .costs.weigh import class_costs, cost_model, use_measured_costs
 from .last_used import LastUsed
 from .methods import Method
@@ -28,28 +29,28 @@ IDLE = LastUsed(256)    # model -> flushes in a row where leaving out repeats di
 PATIENCE, AGAIN = 4, 16
 
 
-def without_repeats(tables: Tables, place: str) -> Tables:
-    """The tables without calls that repeat others, if running those takes longer than planning the calls anew.
+def without_repeats(tables: Tables) -> Tables:
+    """The tables without calls that repeat others, if running those on a CPU takes longer than planning the others.
 
     (Which calls repeat others depends on the words of a mini-batch, so that plans are seldom known.) Where it has not
     paid in the last flushes of a model, only every so many flushes are looked at.
     """
     model = tuple([id(cls.signature) for cls in tables.classes])
     idle = IDLE.get(model, 0)
-    found = _distinct(tables, place) if idle < PATIENCE or idle % AGAIN == 0 else None
+    found = _distinct(tables) if idle < PATIENCE or idle % AGAIN == 0 else None
     IDLE.put(model, 0 if found is not None else idle + 1)
     return tables if found is None else found
 
 
-def _distinct(tables: Tables, place: str) -> Tables | None:
+def _distinct(tables: Tables) -> Tables | None:
     """The tables without repeats; None if that does not pay."""
     repeats = tables.repeats()
     if not len(repeats.calls):
         return None
-    call_class, device = tables.recording.call_class, cost_model(place).device
+    call_class, device = tables.recording.call_class, cost_model(NATIVE).device
     count = np.bincount(call_class[repeats.calls], minlength=len(tables.classes))
     found = np.flatnonzero(count)
-    row_us = class_costs([tables.classes[c] for c in found.tolist()], place)[1]
+    row_us = class_costs([tables.classes[c] for c in found.tolist()], NATIVE)[1]
     planning_us = device.analysis_us + device.analysis_us_per_call * (len(call_class) - len(repeats.calls))
     return tables.without(repeats) if row_us @ count[found] > planning_us else None
 

@@ -64,20 +64,22 @@ class Distinct(NamedTuple):
 
 
 class Lookups(NamedTuple):
-    """Calls that look up rows of a table by numbers that are known: rows with equal numbers are the same.
+    """Calls that look up rows of a table, one for each of some known numbers: rows of equal numbers are the same.
 
     Attributes
     ----------
-    starts : int64 array, shape (calls,)
-        Where in `ids` the numbers of a call begin; -1 for all other calls.
+    starts, counts : int64 arrays, shape (calls,)
+        Where in `ids` the numbers of a call begin, and how many there are; -1 and 0 for all other calls.
     tables : int64 array, shape (calls,)
         The number of its table.
     ids : int64 array
     names_row : int64 array, shape (kinds,)
-        For kinds of calls that name a single row: what it looks like, as a number from 1 on; -1 for all others.
+        For kinds of calls that name a single row: the same number, from 1 on, where shape, dtype and the state of
+        autograd are the same; -1 for all others.
     """
 
     starts: Any
+    counts: Any
     tables: Any
     ids: Any
     names_row: Any
@@ -99,13 +101,13 @@ def find_repeats(r: Recording, offsets: tuple[Any, Any], kinds: Any, pure: Any, 
     held : int64 array
         Values that somebody needs for himself: their calls repeat no other.
     """
-    return Repeats(*_find(kinds, r.call_count, r.call_width, r.call_first, *offsets, r.operands, pure, numbers,
+    return Repeats(*_find(kinds, r.call_count, r.call_first, *offsets, r.operands, pure, numbers,
                           len(r.leaf_buffers) - len(numbers), held, *lookups), *offsets)
 
 
 @njit(cache=True, nogil=True)
-def _find(kinds, call_count, call_width, call_first, operand_offsets, value_offsets,  # type: ignore[no-untyped-def]
-          operands, pure, numbers, num_data, held, starts, tables, ids, names_row):
+def _find(kinds, call_count, call_first, operand_offsets, value_offsets, operands,  # type: ignore[no-untyped-def]
+          pure, numbers, num_data, held, starts, counts, tables, ids, names_row):
     num_calls, num_kinds, num_looks = len(kinds), len(pure), 1
     for look in names_row:
         num_looks = max(num_looks, look + 1)
@@ -128,12 +130,12 @@ def _find(kinds, call_count, call_width, call_first, operand_offsets, value_offs
             # (Whether an operand is a number is the same in all calls of a kind.)
             names[j] = value_of[token] if token >= 0 else numbers[-1 - token - num_data] if -1 - token >= num_data \
                 else token
-        if starts[i] >= 0 and call_width[i] == 1:               # a row of a table, whatever array has its number
+        if counts[i] == 1:                                      # a row of a table, whatever array has its number
             all_kinds[i], names[begin:end] = num_kinds + tables[i] * num_looks, 0
             names[begin] = ids[starts[i]]
         elif names_row[kinds[i]] >= 0 and end == begin + 1 and operands[begin] >= 0:
             source = maker[operands[begin]]
-            if starts[source] >= 0:
+            if counts[source]:
                 all_kinds[i] = num_kinds + tables[source] * num_looks + names_row[kinds[i]]
                 names[begin] = ids[starts[source] + call_first[i]]
         code = np.uint64(all_kinds[i]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(call_count[i])

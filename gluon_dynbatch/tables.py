@@ -33,10 +33,7 @@ class Leaves:
     def ids(self, leaf: int) -> Any:
         """The elements of a leaf, as int64 that are equal where they are."""
         data = self.data[leaf]
-        if not isinstance(data, NDArray):
-            elements = np.asarray(data)
-        else:
-            elements = view_of_data(data) if data.context.device_type == "cpu" else data.asnumpy()
+        elements = view_of_data(data) if isinstance(data, NDArray) else np.asarray(data)
         return elements.astype(np.float64).ravel().view(np.int64)
 
     def array(self, leaf: int, context: Any = None) -> Any:
@@ -74,26 +71,29 @@ class Tables:
                             np.concatenate([self.recording.heads, self.viewed]), self._lookups(offsets[0]))
 
     def _lookups(self, operand_offsets: Any) -> Lookups:
-        """The calls that look up rows by the numbers in an outside array."""
-        r = self.recording
-        starts, tables = np.full(len(self.call_entry), -1), np.zeros(len(self.call_entry), np.int64)
-        names_row = np.full(len(self.entries), -1)
-        ids: list[Any] = []
+        """The calls that look up one row for each number in an outside array."""
+        r, num_calls = self.recording, len(self.call_entry)
+        starts, counts, tables = np.full(num_calls, -1, np.int64), np.zeros(num_calls, np.int64), np.zeros(
+            num_calls, np.int64)
+        names_row, ids, num_ids = np.full(len(self.entries), -1, np.int64), [np.zeros(0, np.int64)], 0
         looks_up = np.array([e.signature.looks_up for e in self.entries], bool)
-        if looks_up.any():
-            known: dict[Any, int] = {}
-            count = 0
-            for i in np.flatnonzero(looks_up[self.call_entry]).tolist():
-                index, table = r.operands[operand_offsets[i]:operand_offsets[i] + 2].tolist()
-                if -len(self.leaves.data) <= index < 0 and table < 0:
-                    starts[i], tables[i] = count, known.setdefault((int(r.call_class[i]), table), len(known))
-                    ids.append(self.leaves.ids(-1 - index))
-                    count += len(ids[-1])
-            looks: dict[int, int] = {}
+        known: dict[Any, int] = {}
+        for i in np.flatnonzero(looks_up[self.call_entry]).tolist() if looks_up.any() else ():
+            index, table = r.operands[operand_offsets[i]:operand_offsets[i] + 2].tolist()
+            if not -len(self.leaves.data) <= index < 0 or table >= 0:
+                continue
+            part = self.leaves.ids(-1 - index)
+            if WIDTHS[self.entries[self.call_entry[i]].owners[0].spec] == len(part):
+                starts[i], counts[i] = num_ids, len(part)
+                tables[i] = known.setdefault((int(r.call_class[i]), table), len(known))
+                ids.append(part)
+                num_ids += len(part)
+        if known:
+            looks: dict[Any, int] = {}
             for k, e in enumerate(self.entries):
                 if e.signature.alias >= 0 and WIDTHS[e.owners[0].spec] == 1:
-                    names_row[k] = looks.setdefault(e.owners[0].spec, 1 + len(looks))
-        return Lookups(starts, tables, np.concatenate(ids) if ids else np.zeros(0, np.int64), names_row)
+                    names_row[k] = looks.setdefault((e.owners[0].spec, e.cls.number), 1 + len(looks))
+        return Lookups(starts, counts, tables, np.concatenate(ids), names_row)
 
     def without(self, repeats: Repeats) -> Tables:
         """The tables without calls that repeat others."""

@@ -1,5 +1,6 @@
 """Calls that repeat others run once: on hand-made and random recordings, then in whole models against the loop."""
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
@@ -31,11 +32,13 @@ def distinct(calls, classes=None, heads=(), numbers=(), num_data=3, pure=None, k
     r = recording(classes, calls, num_data + len(numbers), heads=heads, firsts=firsts)
     kinds = r.call_class if kinds is None else np.array(kinds, np.int64)
     pure = np.array([True] * (int(kinds.max(initial=0)) + 1) if pure is None else pure, bool)
-    starts, tables, ids = np.full(len(calls), -1), np.zeros(len(calls), np.int64), []
+    starts, counts, tables = np.full(len(calls), -1), np.zeros(len(calls), np.int64), np.zeros(len(calls), np.int64)
+    ids = []
     for i, (table, part) in (lookups or {}).items():
-        starts[i], tables[i] = len(ids), table
+        starts[i], counts[i], tables[i] = len(ids), len(part), table
         ids += part
-    looked_up = Lookups(starts, tables, np.array(ids, np.int64), np.array(names_row or [-1] * len(pure), np.int64))
+    looked_up = Lookups(starts, counts, tables, np.array(ids, np.int64),
+                        np.array(names_row or [-1] * len(pure), np.int64))
     repeats = find_repeats(r, offsets_of_calls(r), kinds, pure, np.array(numbers, np.int64), r.heads, looked_up)
     left = drop_repeats(r, repeats, len(numbers))
     ends = offsets_of_calls(left.recording)[0]
@@ -105,7 +108,7 @@ def test_rows_that_were_looked_up_are_known_by_table_and_number():
 
 def test_single_rows_that_were_looked_up():
     lookup = info(operands=2, split=(True, False))
-    calls = [(0, 1, [-1, -2]), (0, 1, [-3, -2]), (0, 1, [-4, -2]), (0, 2, [-5, -2])]
+    calls = [(0, 1, [-1, -2]), (0, 1, [-3, -2]), (0, 1, [-4, -2]), (0, 1, [-5, -2])]     # the last one a row of words
     found = distinct(calls, [lookup], num_data=5, lookups={0: (0, [4]), 1: (0, [4]), 2: (0, [5]), 3: (0, [4, 4])})
     assert found[0] == [0, 0, 2, 3]
 
@@ -320,6 +323,43 @@ def test_rows_of_a_sentence_that_was_looked_up_at_once(always, backend, sparse):
     want, got = run(False), run(True)
     assert_same(got, want)
     assert got[2].stats.repeats >= 16               # 16 words, 7 of them for the first time, in two tables
+
+
+def test_lookups_of_whole_rows_of_words_and_in_deep_tables(always):
+    """One position that looks up several numbers, and a number that stands for several rows, are known by no number."""
+    table, deep = nd.array(np.arange(12).reshape(6, 2)), nd.array(np.arange(24).reshape(6, 2, 2))
+
+    def work():
+        found = []
+        for words in ([[1, 2]], [[1, 3]], [[4, 2]]):
+            x, y = nd.Embedding(nd.array(words), table, input_dim=6, output_dim=2), nd.take(deep, nd.array(words[0]))
+            found += [x[0, k] * 2 for k in range(2)] + [y[k] * 2 for k in range(2)] + [y[0, k] * 2 for k in range(2)]
+        return found
+
+    want = [x.asnumpy() for x in work()]
+    with gdb.batching(policy="depth"):
+        got = work()
+    for x, y in zip(got, want):
+        np.testing.assert_array_equal(x.asnumpy(), y)
+
+
+def test_a_row_that_was_taken_without_recording_is_another_one(always):
+    net = gluon.nn.Embedding(4, 3)
+    net.initialize()
+
+    def grads(batched):
+        with autograd.record():
+            with gdb.batching(policy="depth") if batched else contextlib.nullcontext():
+                x, y = net(nd.array([1, 2])), net(nd.array([2, 1]))
+                with autograd.pause():
+                    plain = x[0:1] * 3
+                loss = (y[1:2] * 3).sum() + plain.sum()
+        loss.backward()
+        return net.weight.grad().asnumpy()
+
+    want = grads(False)
+    assert want[1].any()
+    np.testing.assert_allclose(grads(True), want)
 
 
 def test_parameters_without_a_gradient(always):

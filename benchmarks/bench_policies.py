@@ -122,7 +122,8 @@ class Memory:
         self._own: list[tuple[Any, str, Any]] = [
             (planning, "PLANS", planning.PlanCache()), (planning, "HABITS", joining.Habits()),
             (planning, "SUM_ROLES", sums.SumRoles()), (weigh, "_models", {}), (graphs, "_known", OrderedDict()),
-            (choose, "AUTO", self.auto), (choose, "IDLE", LastUsed(choose.IDLE.most))]
+            (choose, "AUTO", self.auto), (choose, "IDLE", LastUsed(choose.IDLE.most)),
+            (choose, "REPEATS", planning.PlanCache(choose.REPEATS.max_bytes))]
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:

@@ -12,21 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from .analyzer import scan
+from .analyzer import offsets_of_calls, scan
 from .auto import Auto, Sample
+from .costs.cost_model import Device
 from .costs.devices import NATIVE
 from .costs.weigh import class_costs, cost_model, use_measured_costs
 from .last_used import LastUsed
 from .methods import Method
-from .planning import make_problem, plan_launches
+from .planning import PlanCache, checksum, make_problem, plan_launches
 from .policies import predicted_us
+from .repeats import Distinct, find_repeats
 from .tables import Tables
 
-__all__ = ["AUTO", "IDLE", "choose_method", "without_repeats"]
+__all__ = ["AUTO", "IDLE", "REPEATS", "choose_method", "without_repeats"]
 
 AUTO = Auto()           # of the whole process
 IDLE = LastUsed(256)    # model -> flushes in a row where leaving out repeats did not pay
 PATIENCE, AGAIN = 4, 16
+REPEATS = PlanCache(16 << 20)       # what is left of recordings without repeats, and whether it pays
 
 
 def without_repeats(tables: Tables) -> Tables:
@@ -44,15 +47,24 @@ def without_repeats(tables: Tables) -> Tables:
 
 def _distinct(tables: Tables) -> Tables | None:
     """The tables without repeats; None if that does not pay."""
-    repeats = tables.repeats()
-    if not len(repeats.calls):
-        return None
-    call_class, device = tables.recording.call_class, cost_model(NATIVE).device
-    count = np.bincount(call_class[repeats.calls], minlength=len(tables.classes))
+    facts, device = tables.repeat_facts(), cost_model(NATIVE).device
+    key = (device, checksum(facts.kinds, facts.operands, facts.numbers))
+    known = REPEATS.get(key, facts.arrays)
+    if known is None:
+        left = find_repeats(facts, offsets_of_calls(tables.recording))
+        known = left, _pays(tables, left, device)
+        REPEATS.put(key, facts.arrays, known)
+    left, pays = known
+    return tables.without_repeats(left) if pays else None
+
+
+def _pays(tables: Tables, left: Distinct, device: Device) -> bool:
+    if not len(left.repeats):
+        return False
+    count = np.bincount(tables.recording.call_class[left.repeats], minlength=len(tables.classes))
     found = np.flatnonzero(count)
     row_us = class_costs([tables.classes[c] for c in found.tolist()], NATIVE)[1]
-    planning_us = device.analysis_us + device.analysis_us_per_call * (len(call_class) - len(repeats.calls))
-    return tables.without(repeats) if row_us @ count[found] > planning_us else None
+    return bool(row_us @ count[found] > device.analysis_us + device.analysis_us_per_call * len(left.calls))
 
 
 def choose_method(config: Any, tables: Any, place: str) -> Sample:

@@ -32,7 +32,7 @@ from .signature import CallClass, any_number_signature, operand_source
 from .sums import SUM_ROLES, find_chains, fold_chains
 from .values import BUFFERS, ROW_SPECS, SPECS
 
-__all__ = ["PLANS", "PlanCache", "Planned", "make_problem", "plan_flush", "plan_launches"]
+__all__ = ["PLANS", "PlanCache", "Planned", "checksum", "make_problem", "plan_flush", "plan_launches"]
 
 
 class ClassName(NamedTuple):
@@ -98,30 +98,30 @@ class Planned:
 
 
 class PlanCache:
-    """Plans by structure, the last used ones; as many as fit into `max_bytes` of arrays.
+    """What was worked out from arrays, such as plans from structures: the last used, as many as fit into `max_bytes`.
 
     A plan holds the parameters of its blocks, so it goes when one of them dies.
     """
 
     def __init__(self, max_bytes: int = 64 << 20):
         self.max_bytes, self.num_bytes = max_bytes, 0
-        self._plans: OrderedDict[Any, tuple[list[Any], Planned, int, list[int]]] = OrderedDict()    # .., ids of blocks
+        self._plans: OrderedDict[Any, tuple[list[Any], Any, int, list[int]]] = OrderedDict()    # .., ids of blocks
         self._of_block: dict[int, set[Any]] = {}        # id of a block -> keys of its plans
         self._lock = threading.RLock()                  # a block may die while a plan is put
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def get(self, key: Any, arrays: Sequence[Any]) -> Planned | None:
-        """The plan of this very structure."""
+    def get(self, key: Any, arrays: Sequence[Any]) -> Any:
+        """What was put for these very arrays; None if nothing was."""
         with self._lock:
             known = self._plans.get(key)
-            if known is None or not all(map(np.array_equal, known[0], arrays)):
+            if known is None or not all(map(_equal, known[0], arrays)):
                 return None
             self._plans.move_to_end(key)
             return known[1]
 
-    def put(self, key: Any, arrays: Sequence[Any], plan: Planned, blocks: Sequence[Any] = ()) -> None:
+    def put(self, key: Any, arrays: Sequence[Any], plan: Any, blocks: Sequence[Any] = ()) -> None:
         size = 4 * sum(a.nbytes for a in arrays)        # what a plan adds to them is about three times as much
         if size > self.max_bytes:
             return
@@ -153,6 +153,11 @@ class PlanCache:
             self._drop(list(self._plans))
 
 
+def _equal(a: Any, b: Any) -> bool:
+    """numpy's array_equal, which asks more questions than it takes to compare small arrays."""
+    return a.shape == b.shape and bool((a == b).all())
+
+
 PLANS = PlanCache()         # of the whole process
 
 
@@ -171,7 +176,7 @@ def plan_flush(tables: Any, method: Method, place: str) -> tuple[Planned, bool]:
               r.leaf_wanted, r.heads, tables.value_specs, tables.viewed)
     weighed = place if method.policy in ("agenda", "cost") else None
     key = (method, weighed, tuple(tables.buffers), tuple((cls.signature, cls.recorded) for cls in classes),
-           tuple(wanted_params), _checksum(r.call_class, r.operands, r.heads))
+           tuple(wanted_params), checksum(r.call_class, r.operands, r.heads))
     planned = PLANS.get(key, arrays)
     if planned is not None:
         return planned, True
@@ -181,11 +186,12 @@ def plan_flush(tables: Any, method: Method, place: str) -> tuple[Planned, bool]:
 
 
 @njit(cache=True, nogil=True)
-def _checksum(call_class, operands, heads):  # type: ignore[no-untyped-def]
-    total = np.int64(len(call_class))
-    for part in (call_class, operands, heads):
-        for x in part:
-            total = total * 31 + x
+def checksum(first, second, third):  # type: ignore[no-untyped-def]
+    """A number that is the same for the same arrays, and seldom for others; in a form that vectorises."""
+    total = np.int64(0)
+    for part in (first, second, third):
+        for k in range(len(part)):
+            total += part[k] ^ (k * np.int64(0x2545F4914F6CDD1D))
     return total
 
 

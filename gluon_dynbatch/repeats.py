@@ -21,24 +21,7 @@ from numba import njit
 
 from .analyzer import Recording
 
-__all__ = ["Distinct", "Lookups", "Repeats", "drop_repeats", "find_repeats"]
-
-
-class Repeats(NamedTuple):
-    """Which calls repeat others.
-
-    Attributes
-    ----------
-    first : int64 array, shape (calls,)
-        The call that each one repeats, or itself.
-    calls : int64 array, those that repeat others
-    operand_offsets, value_offsets : of the whole recording
-    """
-
-    first: Any
-    calls: Any
-    operand_offsets: Any
-    value_offsets: Any
+__all__ = ["Distinct", "Facts", "Lookups", "find_repeats"]
 
 
 class Distinct(NamedTuple):
@@ -46,21 +29,27 @@ class Distinct(NamedTuple):
 
     Attributes
     ----------
-    recording : of the calls that are left
-    calls : int64 array, these calls
+    calls : int64 array, those that are left
+    repeats : int64 array, the others
+    operands : int64 array, of the calls that are left, with the numbers that values and leaves have then
     numbers : int64 array, which of the numbers are left; they are the last leaves as before
     value_of : int64 array
-        For each value of the whole recording, its number in the new one; that of the first call for repeats.
+        For each value of the whole recording, its number then; that of the first call for repeats.
     """
 
-    recording: Recording
     calls: Any
+    repeats: Any
+    operands: Any
     numbers: Any
     value_of: Any
 
-    @property
-    def num_leaves(self) -> int:
-        return len(self.recording.leaf_buffers)
+    def recording(self, r: Recording, num_leaves: int) -> Recording:
+        """What is left of the whole recording, with so many leaves."""
+        calls = self.calls
+        return replace(r, call_class=r.call_class[calls], call_width=r.call_width[calls],
+                       call_count=r.call_count[calls], call_first=r.call_first[calls], operands=self.operands,
+                       leaf_buffers=r.leaf_buffers[:num_leaves], leaf_widths=r.leaf_widths[:num_leaves],
+                       leaf_wanted=r.leaf_wanted[:num_leaves], heads=self.value_of[r.heads])
 
 
 class Lookups(NamedTuple):
@@ -69,7 +58,7 @@ class Lookups(NamedTuple):
     Attributes
     ----------
     starts, counts : int64 arrays, shape (calls,)
-        Where in `ids` the numbers of a call begin, and how many there are; -1 and 0 for all other calls.
+        Where in `ids` the numbers of a call begin, and how many there are; 0 for all other calls.
     tables : int64 array, shape (calls,)
         The number of its table.
     ids : int64 array
@@ -85,24 +74,51 @@ class Lookups(NamedTuple):
     names_row: Any
 
 
-def find_repeats(r: Recording, offsets: tuple[Any, Any], kinds: Any, pure: Any, numbers: Any, held: Any,
-                 lookups: Lookups) -> Repeats:
-    """The calls that repeat others.
+class Facts(NamedTuple):
+    """All that decides which calls repeat others: arrays, by which they are known again.
 
-    Parameters
+    Attributes
     ----------
-    offsets : of operands and values, as `offsets_of_calls` gives them
     kinds : int64 array, shape (calls,)
         Calls of one kind on the same operands have the same results ..
     pure : bool array, shape (kinds,)
         .. if this is so.
+    counts, firsts, operands : of the recording
     numbers : int64 array
-        The values of the last leaves; equal ones are the same operand.
+        The values of the last leaves: each is read by one call, all have one spec, and equal ones are the same operand.
+    num_data : int64 array of one, the number of the other leaves
     held : int64 array
         Values that somebody needs for himself: their calls repeat no other.
+    lookups : Lookups
     """
-    return Repeats(*_find(kinds, r.call_count, r.call_first, *offsets, r.operands, pure, numbers,
-                          len(r.leaf_buffers) - len(numbers), held, *lookups), *offsets)
+
+    kinds: Any
+    pure: Any
+    counts: Any
+    firsts: Any
+    operands: Any
+    numbers: Any
+    num_data: Any
+    held: Any
+    lookups: Lookups
+
+    @property
+    def arrays(self) -> list[Any]:
+        return [*self[:-1], *(self.lookups if len(self.lookups.ids) else ())]
+
+
+def find_repeats(facts: Facts, offsets: tuple[Any, Any]) -> Distinct:
+    """Leave out the calls that repeat others.
+
+    Parameters
+    ----------
+    offsets : of operands and values, as `offsets_of_calls` gives them
+    """
+    f, num_data = facts, int(facts.num_data[0])
+    first, repeats = _find(f.kinds, f.counts, f.firsts, *offsets, f.operands, f.pure, f.numbers, num_data, f.held,
+                           *f.lookups)
+    calls, operands, numbers, value_of = _drop(first, *offsets, f.operands, num_data, len(f.numbers))
+    return Distinct(calls, repeats, operands, numbers, value_of)
 
 
 @njit(cache=True, nogil=True)
@@ -169,23 +185,6 @@ def _find(kinds, call_count, call_first, operand_offsets, value_offsets, operand
             for v in range(value_offsets[i], value_offsets[i + 1]):
                 value_of[v] = value_offsets[first[i]] + v - value_offsets[i]
     return first, repeats[:count]
-
-
-def drop_repeats(r: Recording, repeats: Repeats, num_numbers: int) -> Distinct:
-    """The recording without calls that repeat others.
-
-    Parameters
-    ----------
-    num_numbers : how many of the leaves, the last ones, are numbers: each of one call, and all of one spec
-    """
-    num_data = len(r.leaf_buffers) - num_numbers
-    calls, operands, numbers, value_of = _drop(repeats.first, repeats.operand_offsets, repeats.value_offsets,
-                                               r.operands, num_data, num_numbers)
-    count = num_data + len(numbers)
-    left = replace(r, call_class=r.call_class[calls], call_width=r.call_width[calls], call_count=r.call_count[calls],
-                   call_first=r.call_first[calls], operands=operands, leaf_buffers=r.leaf_buffers[:count],
-                   leaf_widths=r.leaf_widths[:count], leaf_wanted=r.leaf_wanted[:count], heads=value_of[r.heads])
-    return Distinct(left, calls, numbers, value_of)
 
 
 @njit(cache=True, nogil=True)

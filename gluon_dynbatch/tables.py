@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Sequence
@@ -10,13 +11,13 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from cavs_core import LazyArray, RunError, needs_gradient, offsets_of, view_of_data
+from cavs_core import LazyArray, RunError, copy_arrays, needs_gradient, offsets_of, view_of_data
 from cavs_core.mxnet_compat import mx
 
 from .analyzer import ClassInfo, Recording, offsets_of_calls
 from .fastpath import FIRST, find_held
-from .repeats import Lookups, Repeats, drop_repeats, find_repeats
-from .values import BUFFERS, WIDTHS, as_array
+from .repeats import Distinct, Facts, Lookups
+from .values import BUFFERS, SPECS, WIDTHS, as_array
 
 __all__ = ["Leaves", "Tables", "read_calls", "recorded_bytes"]
 
@@ -30,11 +31,18 @@ class Leaves:
         self.data, self.numbers, self.specs = data, numbers, specs
         self.parameters = parameters            # leaf -> the parameter whose array it is
 
-    def ids(self, leaf: int) -> Any:
-        """The elements of a leaf, as int64 that are equal where they are."""
-        data = self.data[leaf]
-        elements = view_of_data(data) if isinstance(data, NDArray) else np.asarray(data)
-        return elements.astype(np.float64).ravel().view(np.int64)
+    def ids(self, leaves: Sequence[int]) -> Any:
+        """The elements of some leaves, one behind the other, as int64 that are equal where they are."""
+        arrays = [as_array(self.data[leaf]) for leaf in leaves]
+        specs = [int(self.specs[leaf]) for leaf in leaves]
+        if len({SPECS[s].dtype for s in specs}) == 1:
+            sizes = _array([math.prod(SPECS[s].shape) for s in specs])
+            found = mx.nd.empty((int(sizes.sum()),), dtype=SPECS[specs[0]].dtype)
+            copy_arrays(arrays, sizes * np.dtype(SPECS[specs[0]].dtype).itemsize, found)
+            elements = view_of_data(found)
+        else:
+            elements = np.concatenate([view_of_data(x).ravel().astype(np.float64) for x in arrays])
+        return elements.astype(np.float64).view(np.int64)
 
     def array(self, leaf: int, context: Any = None) -> Any:
         """A leaf as an NDArray."""
@@ -63,48 +71,49 @@ class Tables:
         self.leaves, self.viewed, self.entries, self.call_entry = leaves, viewed, entries, call_entry
         self.value_of = value_of
 
-    def repeats(self) -> Repeats:
-        """The calls that repeat others."""
-        pure = np.array([not e.signature.draws for e in self.entries], bool)
-        offsets = offsets_of_calls(self.recording)
-        return find_repeats(self.recording, offsets, self.call_entry, pure, self.leaves.numbers,
-                            np.concatenate([self.recording.heads, self.viewed]), self._lookups(offsets[0]))
+    def repeat_facts(self) -> Facts:
+        """What decides which calls repeat others."""
+        r, pure = self.recording, np.array([not e.signature.draws for e in self.entries], bool)
+        return Facts(self.call_entry, pure, r.call_count, r.call_first, r.operands, self.leaves.numbers,
+                     _array([len(self.leaves.data)]), np.concatenate([r.heads, self.viewed]), self._lookups())
 
-    def _lookups(self, operand_offsets: Any) -> Lookups:
+    def _lookups(self) -> Lookups:
         """The calls that look up one row for each number in an outside array."""
-        r, num_calls = self.recording, len(self.call_entry)
-        starts, counts, tables = np.full(num_calls, -1, np.int64), np.zeros(num_calls, np.int64), np.zeros(
-            num_calls, np.int64)
-        names_row, ids, num_ids = np.full(len(self.entries), -1, np.int64), [np.zeros(0, np.int64)], 0
-        looks_up = np.array([e.signature.looks_up for e in self.entries], bool)
+        r = self.recording
+        starts, counts, tables = np.zeros((3, len(self.call_entry)), np.int64)
+        names_row = np.full(len(self.entries), -1, np.int64)
+        looks_up = [e.signature.looks_up for e in self.entries]
+        if not any(looks_up):
+            return Lookups(starts, counts, tables, np.zeros(0, np.int64), names_row)
         known: dict[Any, int] = {}
-        for i in np.flatnonzero(looks_up[self.call_entry]).tolist() if looks_up.any() else ():
-            index, table = r.operands[operand_offsets[i]:operand_offsets[i] + 2].tolist()
+        leaves: list[int] = []
+        offsets, num_ids = offsets_of_calls(r)[0], 0
+        for i in np.flatnonzero(np.array(looks_up)[self.call_entry]).tolist():
+            index, table = r.operands[offsets[i]:offsets[i] + 2].tolist()
             if not -len(self.leaves.data) <= index < 0 or table >= 0:
                 continue
-            part = self.leaves.ids(-1 - index)
-            if WIDTHS[self.entries[self.call_entry[i]].owners[0].spec] == len(part):
-                starts[i], counts[i] = num_ids, len(part)
+            count = math.prod(SPECS[self.leaves.specs[-1 - index]].shape)
+            if WIDTHS[self.entries[self.call_entry[i]].owners[0].spec] == count:
+                starts[i], counts[i] = num_ids, count
                 tables[i] = known.setdefault((int(r.call_class[i]), table), len(known))
-                ids.append(part)
-                num_ids += len(part)
-        if known:
-            looks: dict[Any, int] = {}
-            for k, e in enumerate(self.entries):
-                if e.signature.alias >= 0 and WIDTHS[e.owners[0].spec] == 1:
-                    names_row[k] = looks.setdefault((e.owners[0].spec, e.cls.number), 1 + len(looks))
-        return Lookups(starts, counts, tables, np.concatenate(ids), names_row)
+                leaves.append(-1 - index)
+                num_ids += count
+        looks: dict[Any, int] = {}
+        for k, e in enumerate(self.entries):
+            if leaves and e.signature.alias >= 0 and WIDTHS[e.owners[0].spec] == 1:
+                names_row[k] = looks.setdefault((e.owners[0].spec, e.cls.number), 1 + len(looks))
+        ids = self.leaves.ids(leaves) if leaves else np.zeros(0, np.int64)
+        return Lookups(starts, counts, tables, ids, names_row)
 
-    def without(self, repeats: Repeats) -> Tables:
-        """The tables without calls that repeat others."""
-        numbers = self.leaves.numbers
-        left = drop_repeats(self.recording, repeats, len(numbers))
+    def without_repeats(self, left: Distinct) -> Tables:
+        """The tables of the calls that are left."""
+        numbers = self.leaves.numbers[left.numbers]
+        num_leaves = len(self.leaves.data) + len(numbers)
         value_specs = np.empty(int(left.value_of.max()) + 1, np.int64)
         value_specs[left.value_of] = self.value_specs
-        leaves = Leaves(self.leaves.data, numbers[left.numbers], self.leaves.specs[:left.num_leaves],
-                        self.leaves.parameters)
-        return Tables(self.classes, left.recording, self.buffers, value_specs, leaves, left.value_of[self.viewed],
-                      self.entries, self.call_entry[left.calls], left.value_of)
+        leaves = Leaves(self.leaves.data, numbers, self.leaves.specs[:num_leaves], self.leaves.parameters)
+        return Tables(self.classes, left.recording(self.recording, num_leaves), self.buffers, value_specs, leaves,
+                      left.value_of[self.viewed], self.entries, self.call_entry[left.calls], left.value_of)
 
 
 def read_calls(calls: Any) -> Tables:
@@ -115,9 +124,10 @@ def read_calls(calls: Any) -> Tables:
     entries, known, specs = list(calls.entries), list(calls.classes), list(calls.leaf_spec)
     num_data = len(specs)
     data = calls.leaves[:num_data]
-    call_entry, call_count, operands, numbers, value_specs = _read(
+    call_entry, call_class, call_width, call_first, call_count, operands, numbers, value_specs = _read(
         log, *_joined([e.numbers for e in entries]), _array([e.signature.slots for e in entries]),
-        *_joined([[o.spec for o in e.owners] for e in entries]), FIRST, num_data)
+        *_joined([[o.spec for o in e.owners] for e in entries]), _array([e.cls.number for e in entries]),
+        _array([e.rows for e in entries]), _array([e.signature.alias for e in entries]), FIRST, num_data)
     calls.num_taken = len(value_specs)
     if len(held) != calls.num_taken and threading.get_ident() == calls.recorder.thread:
         # (On another thread it only means that one more call is being recorded right now.)
@@ -134,10 +144,8 @@ def read_calls(calls: Any) -> Tables:
     if any(c.recorded for c in classes):
         leaf_wanted[:num_data] = [isinstance(x, NDArray) and needs_gradient(x) for x in data]
     recording = Recording(
-        classes, _array([e.cls.number for e in entries])[call_entry], _array([e.rows for e in entries])[call_entry],
-        operands, _array([_buffer(BUFFERS[s], buffers) for s in leaf_specs])[place],
-        _array([WIDTHS[s] for s in leaf_specs])[place], leaf_wanted, heads, call_count,
-        _array([e.signature.alias for e in entries])[call_entry])
+        classes, call_class, call_width, operands, _array([_buffer(BUFFERS[s], buffers) for s in leaf_specs])[place],
+        _array([WIDTHS[s] for s in leaf_specs])[place], leaf_wanted, heads, call_count, call_first)
     calls.forget()
     of_parameters = calls.recorder.parameters
     parameters = {k: of_parameters[id(x)][0] for k, x in enumerate(data) if id(x) in of_parameters}
@@ -183,7 +191,8 @@ def _joined(parts: Sequence[Sequence[int]]) -> tuple[Any, Any]:
 
 
 @njit(cache=True, nogil=True)
-def _read(log, is_number, operand_offsets, slots, output_specs, output_offsets, first, num_data):
+def _read(log, is_number, operand_offsets, slots, output_specs, output_offsets, classes, rows, aliases, first,
+          num_data):
     """Go through the log once to count, and once more to read it."""
     num_calls = num_numbers = num_values = num_operands = at = 0
     while at < len(log):
@@ -199,14 +208,16 @@ def _read(log, is_number, operand_offsets, slots, output_specs, output_offsets, 
             at += 1
         num_operands += of_call
         at += of_call
-    call_entry = np.empty(num_calls, np.int64)
-    call_count = np.zeros(num_calls, np.int64)
+    call_entry, call_count = np.empty(num_calls, np.int64), np.zeros(num_calls, np.int64)
+    call_class, call_width = np.empty(num_calls, np.int64), np.empty(num_calls, np.int64)
+    call_first = np.empty(num_calls, np.int64)
     operands = np.empty(num_operands, np.int64)
     numbers = np.empty(num_numbers, np.int64)
     value_specs = np.empty(num_values, np.int64)
     at = value = operand = number = 0
     for i in range(num_calls):
         entry = call_entry[i] = log[at]
+        call_class[i], call_width[i], call_first[i] = classes[entry], rows[entry], aliases[entry]
         at += 1
         if slots[entry]:
             call_count[i] = log[at]
@@ -229,4 +240,4 @@ def _read(log, is_number, operand_offsets, slots, output_specs, output_offsets, 
         for k in range(output_offsets[entry], output_offsets[entry + 1]):
             value_specs[value] = output_specs[k]
             value += 1
-    return call_entry, call_count, operands, numbers, value_specs
+    return call_entry, call_class, call_width, call_first, call_count, operands, numbers, value_specs

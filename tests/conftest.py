@@ -45,6 +45,7 @@ def _fresh_seed_and_device():
     if "gluon_dynbatch.choose" in sys.modules:
         sys.modules["gluon_dynbatch.choose"].AUTO.forget()
         sys.modules["gluon_dynbatch.choose"].IDLE.clear()
+        sys.modules["gluon_dynbatch.choose"].REPEATS.clear()
         sys.modules["gluon_dynbatch.joining"].HABITS.clear()
         sys.modules["gluon_dynbatch.sums"].SUM_ROLES.clear()
     mx.random.seed(7)

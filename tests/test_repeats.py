@@ -15,7 +15,7 @@ from gluon_dynbatch import choose
 from gluon_dynbatch.analyzer import offsets_of_calls
 from gluon_dynbatch.costs import weigh
 from gluon_dynbatch.costs.devices import NATIVE
-from gluon_dynbatch.repeats import Lookups, drop_repeats, find_repeats
+from gluon_dynbatch.repeats import Facts, Lookups, find_repeats
 
 nd = mx.nd
 
@@ -39,14 +39,21 @@ def distinct(calls, classes=None, heads=(), numbers=(), num_data=3, pure=None, k
         ids += part
     looked_up = Lookups(starts, counts, tables, np.array(ids, np.int64),
                         np.array(names_row or [-1] * len(pure), np.int64))
-    repeats = find_repeats(r, offsets_of_calls(r), kinds, pure, np.array(numbers, np.int64), r.heads, looked_up)
-    left = drop_repeats(r, repeats, len(numbers))
-    ends = offsets_of_calls(left.recording)[0]
-    new = [(c, left.recording.operands[a:b].tolist())
-           for c, a, b in zip(left.recording.call_class.tolist(), ends, ends[1:])]
-    assert left.calls.tolist() == np.flatnonzero(repeats.first == np.arange(len(repeats.first))).tolist()
-    assert sorted([*left.calls, *repeats.calls]) == list(range(len(calls)))
-    return repeats.first.tolist(), new, left
+    offsets = offsets_of_calls(r)
+    left = find_repeats(Facts(kinds, pure, r.call_count, r.call_first, r.operands, np.array(numbers, np.int64),
+                              np.array([num_data]), r.heads, looked_up), offsets)
+    rest = left.recording(r, num_data + len(left.numbers))
+    ends = offsets_of_calls(rest)[0]
+    new = [(c, rest.operands[a:b].tolist()) for c, a, b in zip(rest.call_class.tolist(), ends, ends[1:])]
+    assert sorted([*left.calls, *left.repeats]) == list(range(len(calls)))
+    assert rest.heads.tolist() == left.value_of[list(heads)].tolist()
+    return [first_of(left, offsets[1], i) for i in range(len(calls))], new, left
+
+
+def first_of(left, value_offsets, call):
+    """The call whose results a call has."""
+    values = [value_offsets[c] for c in left.calls]
+    return int(left.calls[[left.value_of[v] for v in values].index(left.value_of[value_offsets[call]])])
 
 
 def test_what_reads_the_same_is_the_same():
@@ -54,7 +61,7 @@ def test_what_reads_the_same_is_the_same():
     first, new, left = distinct(calls, heads=[5])
     assert first == [0, 1, 0, 3, 3, 5]
     assert new == [(0, [-1]), (0, [-2]), (1, [0, 1]), (0, [2])]
-    assert left.value_of.tolist() == [0, 1, 0, 2, 2, 3] and left.recording.heads.tolist() == [3]
+    assert left.value_of.tolist() == [0, 1, 0, 2, 2, 3] and left.repeats.tolist() == [2, 4]
 
 
 def test_the_order_of_operands_and_the_kind_count():
@@ -67,7 +74,6 @@ def test_equal_numbers_are_one_operand_and_those_that_are_left_are_numbered_anew
     first, new, left = distinct(calls, numbers=[7, 5, 7, 6])
     assert first == [0, 1, 0, 3] and new == [(0, [-4]), (0, [-5]), (0, [-6])]
     assert left.numbers.tolist() == [0, 1, 3]
-    assert left.num_leaves == len(left.recording.leaf_widths) == len(left.recording.leaf_wanted) == 6
 
 
 def test_a_number_is_not_the_value_or_array_of_that_number():
@@ -437,14 +443,15 @@ def test_dropout_draws_for_every_call(always):
 def test_check_looks_at_calls_that_did_not_run(always, monkeypatch):
     got = train(True, policy="depth", check=True)
     assert got[2].stats.repeats
-    find = choose.Tables.repeats
+    choose.REPEATS.clear()
 
-    def wrong(tables):
-        repeats = find(tables)
-        repeats.first[repeats.calls[-1]] = repeats.first[repeats.calls[0]]
-        return repeats
+    def wrong(facts, offsets):
+        left = find_repeats(facts, offsets)
+        value = offsets[1][left.repeats[-1]]
+        left.value_of[value] = (left.value_of[value] + 1) % len(left.calls)
+        return left
 
-    monkeypatch.setattr(choose.Tables, "repeats", wrong)
+    monkeypatch.setattr(choose, "find_repeats", wrong)
     with pytest.raises(gdb.BatchingMismatchError, match="batching\\(check=True\\): call"):
         train(True, policy="depth", check=True)
 
@@ -462,8 +469,8 @@ def test_values_are_read_in_between(always):
 
 def test_few_cheap_repeats_stay_and_are_looked_for_seldom(monkeypatch):
     looked = []
-    find = choose.Tables.repeats
-    monkeypatch.setattr(choose.Tables, "repeats", lambda tables: looked.append(1) or find(tables))
+    find = choose.Tables.repeat_facts
+    monkeypatch.setattr(choose.Tables, "repeat_facts", lambda tables: looked.append(1) or find(tables))
     net = Net()
     for _ in range(choose.AGAIN + 4):
         got = train(True, net, policy="depth")
@@ -476,6 +483,18 @@ def test_many_repeats_pay(monkeypatch):
     got = train(True, policy="depth", trees=TREES * 40)
     assert got[2].stats.repeats > 400
     assert f"{got[2].stats.calls} calls, {got[2].stats.repeats} of them repeats," in got[2].explain()
+
+
+def test_the_same_mini_batch_is_looked_through_once(always, monkeypatch):
+    looked = []
+    monkeypatch.setattr(choose, "find_repeats", lambda *given: looked.append(1) or find_repeats(*given))
+    net, other = Net(), [(5, 4), (4, (5, 3))]
+    repeats = [train(True, net, policy="depth", trees=trees)[2].stats.repeats for trees in (TREES, TREES, other, TREES)]
+    assert len(looked) <= 3 and repeats[1] == repeats[3] > 5            # (a first scope traces, and may flush before)
+    changed = [(0, 1) if tree == 5 else tree for tree in TREES]         # the same number of calls, other words
+    before = len(looked)
+    assert_same(train(True, net, policy="depth", trees=changed), plain(trees=changed))
+    assert len(looked) > before
 
 
 def test_a_known_plan_is_used_again(always):

@@ -68,8 +68,9 @@ def run_calls(calls: Any, reason: str) -> Flushed:
         fills = _fills(leaves, grouping, recording, buffers, native)
         stats.leaves_ms += (time.perf_counter() - stacking) * 1e3
         run = make_run(native, layout, plans, context, arrays, fills)
-        of_run, of_calls = run.estimate(), recorded.recording       # (not the tables, which would be a ring)
-        stats.estimates.append(lambda: of_run() + recorded_bytes(of_calls) + planned.num_bytes)
+        # (Not the tables, which would be a ring.)
+        of_run, of_calls, extra = run.estimate(), recorded.recording, tables.extra_bytes
+        stats.estimates.append(lambda: of_run() + recorded_bytes(of_calls) + extra + planned.num_bytes)
         run.forward()
     finished = time.perf_counter()
     note_seconds(plans, finished - analyzed)

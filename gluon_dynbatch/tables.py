@@ -71,6 +71,13 @@ class Tables:
         self.leaves, self.viewed, self.entries, self.call_entry = leaves, viewed, entries, call_entry
         self.value_of = value_of
 
+    @property
+    def extra_bytes(self) -> int:
+        """What these tables take besides those of all calls; 0 if they are these."""
+        if self.value_of is None:
+            return 0
+        return _table_bytes(self.recording) + sum(a.nbytes for a in (self.value_of, self.value_specs, self.call_entry))
+
     def repeat_facts(self) -> Facts:
         """What decides which calls repeat others."""
         r, pure = self.recording, np.array([not e.signature.draws for e in self.entries], bool)
@@ -156,11 +163,14 @@ def read_calls(calls: Any) -> Tables:
 
 def recorded_bytes(r: Recording) -> int:
     """About what recording takes: the log, as a list and as an array, tokens, results, and the tables."""
-    arrays = (r.call_class, r.call_width, r.call_count, r.call_first, r.operands, r.leaf_buffers, r.leaf_widths,
-              r.heads)
     log = len(r.call_class) + len(r.operands)
     values = int(r.per_class(lambda c: len(c.output_widths))[r.call_class].sum())
-    return sum(a.nbytes for a in arrays) + 16 * log + (_TOKEN + _RESULT) * values
+    return _table_bytes(r) + 16 * log + (_TOKEN + _RESULT) * values
+
+
+def _table_bytes(r: Recording) -> int:
+    return sum(a.nbytes for a in (r.call_class, r.call_width, r.call_count, r.call_first, r.operands, r.leaf_buffers,
+                                  r.leaf_widths, r.heads))
 
 
 _TOKEN = sys.getsizeof(1 << 32) + 8             # an int, and its place in a list

@@ -25,6 +25,7 @@ from .check import check_calls
 from .choose import choose_method, without_repeats
 from .costs.devices import place_of
 from .costs.weigh import cost_model, predict_ms
+from .methods import Method
 from .planning import plan_flush
 from .report import FlushReport
 from .results import Flushed, LeafName
@@ -45,10 +46,11 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     context = DEVICES[recorded.value_specs[0]]
     later = place_of(runs_in_the_end(context, scope.config.backend), context)
     # On other devices a row more in a launch costs next to nothing.
-    drops = scope.config.drop_repeats and context.device_type == "cpu"
+    drops = (scope.config.drop_repeats and context.device_type == "cpu"
+             and Method(scope.config.policy, scope.config.granularity).drops_repeats)
     tables = without_repeats(recorded) if drops else recorded
     sample = choose_method(scope.config, tables, later)
-    if not sample.method.drops_repeats:
+    if not sample.method.drops_repeats:         # (what auto tries)
         tables = recorded
     planned, sample.known = plan_flush(tables, sample.method, later)
     recording, buffers, leaves = tables.recording, tables.buffers, tables.leaves

@@ -67,7 +67,7 @@ class Net(gluon.Block):
 TREES = [((0, 1), 2), ((0, 1), (2, 3)), (4, (0, 1)), ((2, 3), (0, 1)), 5, (0, 0), ((0, 1), 2)]
 
 
-def train(batched, net=None, dtype="float32", grad_req="write", passes=1, trees=TREES, **options):
+def train(batched, net=None, dtype="float32", grad_req="write", passes=1, trees=TREES, fixed=False, **options):
     """Losses and gradients, and the scope of the last pass."""
     mx.random.seed(3)
     net = net or Net()
@@ -75,6 +75,8 @@ def train(batched, net=None, dtype="float32", grad_req="write", passes=1, trees=
     net.cast(dtype)
     for p in net.collect_params().values():
         p.grad_req = grad_req
+    if fixed:
+        net.leaf.fc.collect_params().setattr("grad_req", "null")
     if grad_req == "add":
         net.collect_params().zero_grad()
     scope = None
@@ -86,7 +88,7 @@ def train(batched, net=None, dtype="float32", grad_req="write", passes=1, trees=
             else:
                 losses = [net(tree) for tree in trees]
         autograd.backward(losses)
-    grads = {name: p.grad().asnumpy() for name, p in net.collect_params().items()}
+    grads = {name: p.grad().asnumpy() for name, p in net.collect_params().items() if p.grad_req != "null"}
     return [x.asscalar() for x in losses], grads, scope
 
 
@@ -105,13 +107,17 @@ def assert_same(got, want, dtype="float32"):
         np.testing.assert_allclose(grad, want_grad, err_msg=name, **tolerance)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("backend", ["mxnet", "native"])
-@pytest.mark.parametrize("grad_req, passes, sparse", [
-    ("write", 1, False), ("write", 1, True), ("add", 2, False)])    # (MXNet's loop adds up no row_sparse gradients)
-def test_same_as_the_loop(always, backend, grad_req, passes, sparse):
-    want = plain(net=dict(sparse=sparse), grad_req=grad_req, passes=passes)
-    got = train(True, Net(sparse=sparse), backend=backend, policy="depth", grad_req=grad_req, passes=passes)
-    assert_same(got, want)
+@pytest.mark.parametrize("grad_req, passes, sparse, fixed", [       # (MXNet's loop adds up no row_sparse gradients)
+    ("write", 1, False, False), ("write", 1, True, False), ("add", 2, False, False), ("write", 1, False, True)])
+def test_same_as_the_loop(always, backend, grad_req, passes, sparse, fixed, dtype):
+    """`fixed`: the layer at the words has no gradient."""
+    setting = dict(grad_req=grad_req, passes=passes, fixed=fixed, dtype=dtype)
+    want = plain(net=dict(sparse=sparse), **setting)
+    got = train(True, Net(sparse=sparse), backend=backend, policy="depth", **setting)
+    assert_same(got, want, dtype)
+    assert len(got[1]) == (5 if fixed else 7)
     # Words 0 to 5 and (0, 1), (2, 3), ((0, 1), 2), ((0, 1), (2, 3)), (4, (0, 1)), ((2, 3), (0, 1)), (0, 0). The first
     # call of a block in a scope comes another way, so its word is there once more, and so are the phrases it is in.
     nodes, leaves = ([x.rows for x in got[2].flushes[0].launches if x.title.startswith(t)] for t in ("Node", "Leaf"))

@@ -111,7 +111,7 @@ class Run:
 
         Parameters
         ----------
-        output_grads : arrays that inputs of source OutputGrad(i) read, rows as `ClassLayout.external` names them
+        output_grads : arrays that inputs of source OutputGrad(i) read, rows as `ClassLayout.pushed` names them
         wanted : sources (Param, Pull); a source that nothing depends on has no entry in the result. The rows of a
             pulled input's gradient are in the order of `ClassLayout.external`, class after class.
         heads : (buffer, message, array)
@@ -334,8 +334,9 @@ class Run:
         rows = cls.layout.whole.num_rows
         if isinstance(source, Leaf):
             return self._read(cls.layout.reads[source], 0, rows, shape)
-        array = self.arrays[source] if isinstance(source, Pull) else self.output_grads[source.index]
-        return self.rows_of(array, cls.layout.external, 0, rows)
+        if isinstance(source, Pull):
+            return self.rows_of(self.arrays[source], cls.layout.external, 0, rows)
+        return self.rows_of(self.output_grads[source.index], cls.layout.pushed, 0, rows)
 
     def _read(self, read: Read, start: int, stop: int, shape: tuple[int, ...]) -> Any:
         """What positions start:stop read of a buffer."""

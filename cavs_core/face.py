@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from .backends.choose import BACKENDS, make_run, note_seconds, runs_natively
+from .backends.choose import BACKENDS, make_run, note_seconds, runs_in_the_end, runs_natively
+from .cell_plan import CellPlan, Classes
 from .errors import RunError
-from .graph import InputGraph
-from .layout import Place, RowIndex, lay_out_graphs
+from .graph import InputGraph, IntArray
+from .graph_run import lay_out
 from .mxnet_compat import autograd, mx
-from .plan import ClassPlan, VertexProgram, leaf_program, plan_class
-from .program import Const, Gather, GatherAll, GatherSum, Param, Pull, Spec, Zeros
-from .schedule import Schedule, check_arity, schedule
-from .tape import TapeBridge, needs_gradient
-from .vertex import VertexFunction, trace_vertex
+from .program import Pull, Spec, Zeros
+from .recorded_run import RecordedRun
+from .tape import needs_gradient
+from .vertex import VertexFunction
 
 __all__ = ["run", "RunOutput", "RunStats"]
 
@@ -34,6 +34,7 @@ class RunStats:
     vertices: int = 0
     edges: int = 0
     launches: int = 0               # one a level: the leaves, then every level above them
+    repeats: int = 0                # vertices that did not run, because others do the same
     forward_ops: int = 0            # operators and compiled regions that the forward pass started
     backward_ops: int = 0           # the same for the last backward pass
     peak_bytes: int = 0             # estimate, made before anything is allocated
@@ -48,15 +49,15 @@ class RunOutput:
 
     Attributes
     ----------
-    pushed : NDArray, shape (all vertices, ...)
+    pushed : NDArray, shape (vertices that push, ...)
         Rows sample after sample, in the order of each graph's vertices; a list if the function pushes several values.
-    roots : NDArray, shape (roots, ...)
+    roots : NDArray, shape (roots that push, ...)
         The rows of the vertices that nobody gathers, in that order.
     stats : RunStats
     """
 
-    def __init__(self, pushed: list[Any], graph: InputGraph, stats: RunStats, recorded: bool):
-        self._pushed, self.graph, self.stats, self._recorded = pushed, graph, stats, recorded
+    def __init__(self, pushed: list[Any], graph: InputGraph, pushing: IntArray, stats: RunStats, recorded: bool):
+        self._pushed, self.graph, self._pushing, self.stats, self._recorded = pushed, graph, pushing, stats, recorded
 
     def _each(self, select: Any) -> Any:
         # A value of a recorded run stays on the tape, also where it is picked after record() was left.
@@ -73,39 +74,27 @@ class RunOutput:
 
     @cached_property
     def roots(self) -> Any:
-        roots = self.graph.roots
-        if not len(roots):
+        is_root = np.zeros(self.graph.num_vertices, bool)
+        is_root[self.graph.roots] = True
+        rows = np.flatnonzero(is_root[self._pushing])
+        if len(rows) == len(self._pushing):
             return self.pushed
-        return self._each(lambda p: mx.nd.take(p, mx.nd.array(roots, ctx=p.context, dtype="int32")))
+        return self._rows(len(rows), lambda p: mx.nd.take(p, mx.nd.array(rows, ctx=p.context, dtype="int32")))
 
     def of(self, sample: int) -> Any:
         """The rows of one sample."""
         count = self.graph.num_samples
         if not -count <= sample < count:
             raise IndexError(f"RunOutput.of({sample}): the run has {count} samples")
-        start, stop = self.graph.sample_offsets[sample % count:][:2].tolist()
-        if start == stop:
-            return self._each(lambda p: _no_rows(p.shape[1:], p.dtype, p.context))
-        return self._each(lambda p: mx.nd.slice_axis(p, axis=0, begin=start, end=stop))
+        start, stop = np.searchsorted(self._pushing, self.graph.sample_offsets[sample % count:][:2]).tolist()
+        return self._rows(stop - start, lambda p: mx.nd.slice_axis(p, axis=0, begin=start, end=stop))
+
+    def _rows(self, count: int, select: Any) -> Any:
+        return self._each(select if count else lambda p: _no_rows(p.shape[1:], p.dtype, p.context))
 
     def __repr__(self) -> str:
         shapes = ", ".join("x".join(map(str, p.shape)) for p in self._pushed)
         return f"RunOutput({self.graph.num_samples} samples, {self.stats.launches} launches, pushed {shapes})"
-
-
-@dataclass
-class _Planned:
-    """A vertex function planned for one signature."""
-
-    plans: list[ClassPlan]          # the leaves, all other vertices
-    initial: list[Any]
-    parameters: list[Param]
-    constants: list[Const]
-    wanted: list[Any]
-
-    @property
-    def vertex(self) -> VertexProgram:
-        return self.plans[1].vertex
 
 
 def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs: Mapping[str, Any] | None = None,
@@ -137,123 +126,77 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     ctx = _context(cell, inputs or {})
     floats = _parameter_dtype(cell)
     arrays = {key: _rows(value, key, graph, name, ctx, floats) for key, value in (inputs or {}).items()}
-    recording = autograd.is_recording()
-    wanted_pulls = tuple(sorted(k for k, x in arrays.items() if recording and needs_gradient(x))) if recording else ()
-    planned = _plan(cell, arrays, recording, wanted_pulls, ctx)
-    _check_arity(cell, graph, planned)
-    vertex = planned.vertex
-    by_slot = not any(isinstance(p, GatherAll) for p in vertex.ports)
-    scheduled = schedule(graph, by_slot)
-    layout = lay_out_graphs(graph, scheduled, vertex.ports, planned.plans[1].answered_ports, vertex.pushed_states)
-    stats = RunStats(graph.num_samples, graph.num_vertices, graph.num_edges, scheduled.num_launches)
+    plan, classes = _plan(cell, graph, arrays, ctx)
+    plan.check_arity(graph, classes)
+    rows = lay_out(plan, classes, graph, arrays, runs_in_the_end(ctx, backend) == "native")
+    stats = RunStats(graph.num_samples, graph.num_vertices, graph.num_edges, rows.num_launches, rows.num_repeats)
     stats.schedule_ms = (time.perf_counter() - start) * 1e3
+    program = classes.pushing.program
+    specs = [program.specs[v] for v in classes.pushing.pushed]
     if graph.num_vertices == 0:
-        specs = vertex.program.specs
-        empty = [_no_rows(_outer(specs[v]), specs[v].dtype, ctx) for v in vertex.pushed]
-        return RunOutput(empty, graph, stats, False)
+        return RunOutput([_no_rows(_outer(s), s.dtype, ctx) for s in specs], graph, rows.pushing, stats, False)
     start = time.perf_counter()
-    bound: dict[Any, Any] = {Pull(k): x.reshape((x.shape[0], 1, *x.shape[1:])) for k, x in arrays.items()}
-    bound.update({source: source.parameter.data(ctx) for source in planned.parameters})
-    bound.update({source: source.array for source in planned.constants})
-    reading_initial = any((r.rows.rows == 0).any() for r in layout.classes[1].reads.values() if not r.per_edge)
-    initial = planned.initial if reading_initial else []
+    plans, layout = [cls.plan for cls in classes.all], rows.layout
+    native, stats.fallback = runs_natively(layout, plans, ctx, backend)
+    bound = _bind(plan, classes, arrays, ctx, native)
+    reading_initial = any((r.rows.rows == 0).any() for part in layout.classes for r in part.reads.values()
+                          if not r.per_edge)
+    initial = plan.initial if reading_initial else []
     fills = [(k, 0, None if isinstance(s, Zeros) else bound[s].expand_dims(0)) for k, s in enumerate(initial)]
-    native, stats.fallback = runs_natively(layout, planned.plans, ctx, backend)
-    execution = make_run(native, layout, planned.plans, ctx, bound, fills)
-    position = RowIndex(scheduled.position)
-    stats.peak_bytes = execution.estimate()() + _outside_bytes(graph, scheduled, vertex, recording)
+    execution = make_run(native, layout, plans, ctx, bound, fills)
+    stats.peak_bytes = execution.estimate()() + rows.outside_bytes(specs, plan.recording)
+    shapes = [(len(rows.pushing), *_outer(spec)) for spec in specs]
+    wanted = plan.wanted(classes) if plan.recording else []
     with autograd.pause(train_mode=autograd.is_training()):
         execution.forward()
-        pushed = [_in_vertex_order(execution, place, position, vertex.program.specs[v])
-                  for place, v in zip(layout.classes[0].writes[vertex.num_states:], vertex.pushed)]
+        if wanted:
+            owner = RecordedRun(execution, rows, wanted, initial, arrays,
+                                [(shape, spec.dtype) for shape, spec in zip(shapes, specs)],
+                                [spec.shape for spec in specs], ctx, native, stats)
+            pushed: list[Any] = list(owner.pushed())
+        else:
+            pushed = [execution.take(buffer, index).reshape(shape)
+                      for (buffer, index), shape in zip(rows.pushed, shapes)]
     stats.forward_ops = execution.launched
     stats.forward_ms = (time.perf_counter() - start) * 1e3
-    note_seconds(planned.plans, stats.forward_ms / 1e3)
-    recorded = recording and bool(planned.wanted)
-    if recorded:
-        _record(planned, execution, position, arrays, bound, pushed, stats)
-    return RunOutput(pushed, graph, stats, recorded)
-
-
-def _outside_bytes(graph: InputGraph, scheduled: Schedule, vertex: VertexProgram, recording: bool) -> int:
-    """What a run takes outside the engine: the batch of graphs, its schedule, pushed values, and their gradients."""
-    arrays = (graph.child_indptr, graph.child_index, scheduled.order, scheduled.position, scheduled.depth)
-    specs = [vertex.program.specs[v] for v in vertex.pushed]
-    row = sum(int(np.prod(s.shape)) * np.dtype(s.dtype).itemsize for s in specs)
-    return sum(a.nbytes for a in arrays) + (2 if recording else 1) * row * graph.num_vertices
-
-
-def _in_vertex_order(execution: Any, place: Place, position: RowIndex, spec: Spec) -> Any:
-    """A pushed value, a row per vertex in the order of the vertices."""
-    rows = execution.take(place.buffer, place.base + position.rows)
-    return rows.reshape((len(position.rows), *_outer(spec)))
-
-
-def _record(planned: _Planned, execution: Any, position: RowIndex, arrays: dict[str, Any], bound: dict[Any, Any],
-            pushed: list[Any], stats: RunStats) -> None:
-    """Put the run on the tape."""
-    inputs = [arrays[s.name] if isinstance(s, Pull) else bound[s] for s in planned.wanted]
-    held: list[Any] = [execution]
-    specs = planned.vertex.program.specs
-    shapes = [(p.shape[0], *specs[v].shape) for p, v in zip(pushed, planned.vertex.pushed)]
-
-    def backward(output_grads: list[Any], wanted: list[bool], begun: list[bool]) -> list[Any]:
-        if not held:
-            raise RunError("backward through a run whose memory was freed by an earlier backward; "
-                           "pass retain_graph=True to the earlier one")
-        run, start, before = held[0], time.perf_counter(), held[0].launched
-        sources = [s for s, want in zip(planned.wanted, wanted) if want]
-        grads = run.backward([g.reshape(shape) for g, shape in zip(output_grads, shapes)], sources)
-        for (k, row, _), source in zip(run.fills, planned.initial):     # what missing children send back
-            if source in sources:
-                grads[source] = run.total(grads.get(source), run.pulled(k, row, row + 1).reshape(bound[source].shape))
-        found = [grads.get(s) if want else None for s, want in zip(planned.wanted, wanted)]
-        found = [run.rows_of(g, position, 0, len(position.rows)) if isinstance(s, Pull) and g is not None else g
-                 for s, g in zip(planned.wanted, found)]
-        stats.backward_ops = run.launched - before
-        stats.backward_ms = (time.perf_counter() - start) * 1e3
-        return found
-
-    def release() -> None:
-        while held:
-            held.pop().free()
-
-    TapeBridge(inputs, pushed, backward, release)
+    note_seconds(plans, stats.forward_ms / 1e3)
+    return RunOutput(pushed, graph, rows.pushing, stats, bool(wanted))
 
 
 # ---- planning --------------------------------------------------------------------------------
 
-def _plan(cell: VertexFunction, arrays: dict[str, Any], recording: bool, wanted_pulls: tuple[str, ...],
-          ctx: Any) -> _Planned:
-    """Trace and plan the cell, or find what was planned for the same signature before."""
+def _plan(cell: VertexFunction, graph: InputGraph, arrays: dict[str, Any], ctx: Any) -> tuple[CellPlan, Classes]:
+    """What was planned for the same signature before, or a new plan; and the classes of the vertices."""
+    recording = autograd.is_recording()
+    wanted_pulls = tuple(sorted(k for k, x in arrays.items() if isinstance(x, NDArray) and needs_gradient(x))
+                         ) if recording else ()
     pulls = {k: Spec((1, *x.shape[1:]), np.dtype(x.dtype).name) for k, x in arrays.items()}
     dtype = _state_dtype(cell, pulls)
     parameters = tuple(cell.collect_params().values())
-    signature = (tuple(sorted(pulls.items())), dtype, recording, wanted_pulls, autograd.is_training(),
-                 tuple((p.grad_req, p.shape) for p in parameters))
-    if signature in cell._plans:
-        return cell._plans[signature]
-    vertex, initial = trace_vertex(cell, pulls, dtype, ctx)
-    leaf = leaf_program(vertex, initial)
-    sources = dict.fromkeys([*vertex.program.inputs.values(), *leaf.program.inputs.values()])
-    used = [s for s in sources if isinstance(s, Param)]
-    used += [s for s in initial if isinstance(s, Param) and s not in used]
-    wanted: list[Any] = [s for s in used if s.parameter.grad_req != "null"]
-    for source in wanted if recording else ():
-        if source.parameter._grad_stype != "default":
-            raise RunError(
-                f"{type(cell).__name__}: parameter {source.name} asks for a {source.parameter._grad_stype} gradient, "
-                "which a vertex function cannot give. Look the rows up before the run and pull them, or use "
-                "sparse_grad=False.")
-    wanted += [Pull(k) for k in wanted_pulls if Pull(k) in sources]
-    constants = [s for s in sources if isinstance(s, Const)]
-    plans = [plan_class(leaf, wanted, recording, in_one_launch=True),
-             plan_class(vertex, [*wanted, *vertex.ports], recording, in_one_launch=False)]
-    planned = _Planned(plans, initial, used, constants, wanted)
+    signature = (tuple(sorted(pulls.items())), dtype, recording, wanted_pulls, autograd.is_training())
+    plan = cell._plans.get((signature, _looks(parameters)))
+    if plan is None:
+        plan = CellPlan(cell, pulls, dtype, ctx, recording, wanted_pulls)
+    classes = plan.classes(graph)
     # A deferred parameter got its shape while it was traced: the signature of the next run has that shape.
-    signature = (*signature[:-1], tuple((p.grad_req, p.shape) for p in parameters))
-    cell._plans[signature] = planned
-    return planned
+    cell._plans[signature, _looks(parameters)] = plan
+    return plan, classes
+
+
+def _looks(parameters: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple([(p.grad_req, p.shape) for p in parameters])
+
+
+def _bind(plan: CellPlan, classes: Classes, arrays: dict[str, Any], ctx: Any, native: bool) -> dict[Any, Any]:
+    """All arrays of a run, by source."""
+    bound: dict[Any, Any] = {}
+    for key, x in arrays.items():
+        if isinstance(x, np.ndarray) and not native:
+            x = _in_mxnet(x, ctx, None)
+        bound[Pull(key)] = x.reshape((x.shape[0], 1, *x.shape[1:]))
+    bound.update({source: source.parameter.data(ctx) for source in plan.parameters(classes)})
+    bound.update({source: source.array for source in plan.constants(classes)})
+    return bound
 
 
 def _state_dtype(cell: VertexFunction, pulls: Mapping[str, Spec]) -> str:
@@ -264,19 +207,6 @@ def _state_dtype(cell: VertexFunction, pulls: Mapping[str, Spec]) -> str:
 def _parameter_dtype(cell: VertexFunction) -> str | None:
     dtypes = (np.dtype(p.dtype).name for p in cell.collect_params().values())
     return next((dtype for dtype in dtypes if dtype.startswith("float")), None)
-
-
-def _check_arity(cell: VertexFunction, graph: InputGraph, planned: _Planned) -> None:
-    """A vertex that is no leaf must have every child that the function gathers by number."""
-    ports = planned.vertex.ports
-    slots = [p.slot for p in ports if isinstance(p, Gather)]
-    if not slots or cell.allow_missing:
-        return
-    needed = max(slots) + 1
-    if any(isinstance(p, (GatherAll, GatherSum)) for p in ports):
-        check_arity(graph, at_least=needed)
-    else:
-        check_arity(graph, exact=needed)
 
 
 # ---- inputs ----------------------------------------------------------------------------------
@@ -293,7 +223,7 @@ def _context(cell: VertexFunction, inputs: Mapping[str, Any]) -> Any:
 
 
 def _rows(value: Any, key: str, graph: InputGraph, name: str, ctx: Any, floats: str | None) -> Any:
-    """The rows of one input as an NDArray; a list of per-sample rows is joined. numpy's floats become `floats`."""
+    """The rows of one input, as `_as_array` gives them; a list of per-sample rows is joined."""
     if isinstance(value, (list, tuple)):
         if len(value) != graph.num_samples:
             raise RunError(f"{name}: input {key!r} is a list of {len(value)} arrays, but there are "
@@ -302,8 +232,7 @@ def _rows(value: Any, key: str, graph: InputGraph, name: str, ctx: Any, floats: 
             if len(part) != count:
                 raise RunError(f"{name}: input {key!r} of sample {i} has {len(part)} rows, but the sample has "
                                f"{count} vertices")
-        parts = [part if isinstance(part, NDArray) else _as_array(part, ctx, floats) for part in value if len(part)]
-        value = mx.nd.concat(*parts, dim=0) if len(parts) > 1 else parts[0] if parts else np.zeros((0, 1), "float32")
+        value = _joined([part for part in value if len(part)], ctx, floats)
     if not isinstance(value, NDArray):
         value = np.asarray(value)
         if value.ndim == 0 or value.dtype.kind not in "fiub":
@@ -317,8 +246,24 @@ def _rows(value: Any, key: str, graph: InputGraph, name: str, ctx: Any, floats: 
     return value
 
 
+def _joined(parts: list[Any], ctx: Any, floats: str | None) -> Any:
+    if not parts:
+        return np.zeros((0, 1), "float32")
+    if not any(isinstance(part, NDArray) for part in parts):
+        return np.concatenate(parts)
+    parts = [part if isinstance(part, NDArray) else _in_mxnet(np.asarray(part), ctx, floats) for part in parts]
+    return mx.nd.concat(*parts, dim=0) if len(parts) > 1 else parts[0]
+
+
 def _as_array(value: Any, ctx: Any, floats: str | None) -> Any:
-    value = np.asarray(value)
+    """Integers stay numpy's, so that they can be compared; the caller may change his array before the backward pass.
+
+    All else becomes an NDArray; floats of dtype `floats`.
+    """
+    return np.array(value, order="C") if value.dtype in (np.int32, np.int64) else _in_mxnet(value, ctx, floats)
+
+
+def _in_mxnet(value: Any, ctx: Any, floats: str | None) -> Any:
     return mx.nd.array(value, ctx=ctx, dtype=floats if floats and value.dtype.kind == "f" else value.dtype)
 
 

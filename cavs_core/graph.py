@@ -72,8 +72,8 @@ class InputGraph:
         _check_self_loops(index, parent, call, self)
 
     @classmethod
-    def _trusted(cls, child_indptr: IntArray, child_index: IntArray, sample_offsets: IntArray) -> InputGraph:
-        """Take arrays that this file has checked or made itself."""
+    def trusted(cls, child_indptr: IntArray, child_index: IntArray, sample_offsets: IntArray) -> InputGraph:
+        """Take arrays that the caller has made or checked: nothing is checked again."""
         graph = object.__new__(cls)
         graph._set(child_indptr, child_index, sample_offsets)
         return graph
@@ -119,7 +119,7 @@ class InputGraph:
 
     @classmethod
     def _from_pairs(cls, n: int, child: IntArray, parent: IntArray, call: str) -> InputGraph:
-        graph = cls._trusted(*_group_by_parent(n, child, parent), np.array([0, n], dtype=np.int64))
+        graph = cls.trusted(*_group_by_parent(n, child, parent), np.array([0, n], dtype=np.int64))
         _check_self_loops(child, parent, call, graph)
         return graph
 
@@ -155,7 +155,7 @@ class InputGraph:
         """`n` vertices in a row: vertex v gathers vertex v - 1; 0 is the leaf and n - 1 the root."""
         n = _as_count(n, "InputGraph.chain", "n")
         indptr = np.maximum(np.arange(n + 1, dtype=np.int64) - 1, 0)
-        return cls._trusted(indptr, np.arange(max(n - 1, 0), dtype=np.int64), np.array([0, n], dtype=np.int64))
+        return cls.trusted(indptr, np.arange(max(n - 1, 0), dtype=np.int64), np.array([0, n], dtype=np.int64))
 
     @classmethod
     def complete_binary_tree(cls, depth: int) -> InputGraph:
@@ -163,7 +163,7 @@ class InputGraph:
         leaves = 2 ** _as_count(depth, "InputGraph.complete_binary_tree", "depth")
         n = 2 * leaves - 1
         indptr = np.maximum(2 * (np.arange(n + 1, dtype=np.int64) - leaves), 0)
-        return cls._trusted(indptr, np.arange(n - 1, dtype=np.int64), np.array([0, n], dtype=np.int64))
+        return cls.trusted(indptr, np.arange(n - 1, dtype=np.int64), np.array([0, n], dtype=np.int64))
 
     @classmethod
     def unroll(cls, num_vertices: int, edges: Any, rounds: int, undirected: bool = True) -> InputGraph:
@@ -198,7 +198,7 @@ class InputGraph:
         indptr, index = _group_by_parent(n, np.concatenate([itself, source]), np.concatenate([itself, target]))
         arity = np.concatenate([np.zeros(n, dtype=np.int64), np.tile(np.diff(indptr), rounds)])
         shift = np.arange(rounds, dtype=np.int64)[:, None] * n
-        return cls._trusted(_offsets(arity), (index + shift).reshape(-1), np.array([0, arity.size], dtype=np.int64))
+        return cls.trusted(_offsets(arity), (index + shift).reshape(-1), np.array([0, arity.size], dtype=np.int64))
 
     @classmethod
     def batch(cls, graphs: Iterable[InputGraph]) -> InputGraph:
@@ -213,7 +213,7 @@ class InputGraph:
                     "not an InputGraph. Make one with from_parents, from_edges or from_networkx.")
         first_vertex = _offsets(np.array([g.num_vertices for g in graphs], dtype=np.int64))
         first_edge = _offsets(np.array([g.num_edges for g in graphs], dtype=np.int64))
-        return cls._trusted(
+        return cls.trusted(
             _joined([g.child_indptr[1:] for g in graphs], first_edge, start=[0]),
             _joined([g.child_index for g in graphs], first_vertex, start=[]),
             _joined([g.sample_offsets[1:] for g in graphs], first_vertex, start=[0]))

@@ -13,19 +13,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from .graph import InputGraph, IntArray
-from .program import Gather, GatherAll, GatherSum, Spec
-from .schedule import Schedule
+from .graph import IntArray
+from .program import Spec
 
-__all__ = ["Frame", "Place", "Read", "RowIndex", "Segments", "Messages", "ClassLayout", "Layout", "plan_messages",
-           "lay_out_graphs"]
-
-Port = Union[Gather, GatherSum, GatherAll]
+__all__ = ["Frame", "Place", "Read", "RowIndex", "Segments", "Messages", "ClassLayout", "Layout", "offsets_of",
+           "plan_messages"]
 
 
 class Frame(NamedTuple):
@@ -160,9 +157,10 @@ class ClassLayout:
     reads: dict[Any, Read]              # source of a program input -> rows
     writes: list[Place]                 # of each program output; equal outputs have equal places
     sends: dict[Any, Place]             # source of a program input -> where its gradient goes
-    external: RowIndex                  # position -> row of pulled inputs and of output gradients
+    external: RowIndex                  # position -> row of pulled inputs
     edges: Segments | None = None       # edges grouped by position, for reductions over children
     names: dict[Any, Any] = field(default_factory=dict)     # source of a shared input -> its name in the whole run
+    pushed: RowIndex | None = None      # position -> row of the gradients of outputs; None: it has no such outputs
 
     @cached_property
     def frames(self) -> IntArray:
@@ -203,7 +201,7 @@ class Layout:
     def index_bytes(self) -> int:
         """What the numbers of rows take: reads, edges and messages."""
         arrays = [read.rows.rows for part in self.classes for read in part.reads.values()]
-        arrays += [part.external.rows for part in self.classes]
+        arrays += [rows.rows for part in self.classes for rows in (part.external, part.pushed) if rows is not None]
         arrays += [part.edges.indptr for part in self.classes if part.edges is not None]
         arrays += [a for m in self.messages for a in (m.pull.rows, m.segments.indptr)]
         edges = 8 * sum(part.whole.num_edges for part in self.classes)      # the row of each, which may not exist yet
@@ -240,88 +238,3 @@ def _group_by_row(rows, messages, num_rows):  # type: ignore[no-untyped-def]
         by_row[free[rows[i]]] = messages[i]
         free[rows[i]] += 1
     return indptr, by_row
-
-
-# ---- graphs ----------------------------------------------------------------------------------
-
-def lay_out_graphs(graph: InputGraph, schedule: Schedule, ports: Sequence[Port],
-                   answered: Sequence[Sequence[Port]], pushed: Sequence[int | None]) -> Layout:
-    """Lay out a schedule of one vertex function: class 0 is the leaves, class 1 all other vertices.
-
-    State k lives in buffer k: row 0 is the initial state, and the vertex that runs as number i owns row i + 1. Pushed
-    values that are no states follow in buffers of their own, in the order of the run.
-
-    Parameters
-    ----------
-    graph, schedule
-    ports : the ways in which a vertex reads its children
-    answered : for each state, the ports that send a gradient back; empty lists where no backward pass follows
-    pushed : for each pushed value, the state that it is, or None if it has a buffer of its own
-    """
-    order, position, offsets = schedule.order, schedule.position, schedule.offsets
-    total = graph.num_vertices
-    leaves = int(offsets[1]) if schedule.num_launches else 0
-    inner = order[leaves:]                              # class 1; its position p is number leaves + p of the run
-    arity = np.diff(graph.child_indptr)[inner]
-    edge_indptr = offsets_of(arity)
-    # child entries of the vertices, in the order of positions
-    entry = np.arange(edge_indptr[-1]) + np.repeat(graph.child_indptr[inner] - edge_indptr[:-1], arity)
-    edge_rows = position[graph.child_index[entry]] + 1 if len(entry) else np.zeros(0, np.int64)
-    launches = offsets[1:] - leaves if schedule.num_launches else np.zeros(1, np.int64)
-    edges = Segments(edge_indptr, launches)
-
-    def frame(start: int, stop: int) -> Frame:
-        return Frame(start, stop, *edges.range_of(start, stop))
-
-    children = RowIndex(edge_rows)
-    reads: dict[Any, Read] = {}
-    for port in ports:
-        if isinstance(port, Gather):
-            reads[port] = Read(port.state, RowIndex(_slot_rows(port.slot, arity, edge_indptr, edge_rows)))
-        else:
-            reads[port] = Read(port.state, children, per_edge=True, summed=isinstance(port, GatherSum))
-
-    num_states = len(answered)
-    run_offsets = np.concatenate([[0], offsets + 1])    # launches as rows; the initial state is a launch of its own
-    sends: dict[Any, Place] = {}
-    messages = [_plan_state(state, reads, sends, edges, len(inner), total, run_offsets) for state in answered]
-    nothing = plan_messages(0, [], [], 1, np.zeros(1, np.int64))
-    bounds = launches.tolist()
-    frames = [frame(a, b) for a, b in zip(bounds, bounds[1:])]
-
-    own = [k for k, state in enumerate(pushed) if state is None]
-
-    def writes(first: int) -> list[Place]:
-        states = [Place(k, 1 + first) for k in range(num_states)]
-        return states + [Place(num_states + own.index(k), first) if state is None else states[state]
-                         for k, state in enumerate(pushed)]
-
-    classes = [
-        ClassLayout(Frame(0, leaves), [Frame(0, leaves)], {}, writes(0), {}, RowIndex(order[:leaves])),
-        ClassLayout(frame(0, len(inner)), frames, reads, writes(leaves), sends, RowIndex(inner), edges),
-    ]
-    in_order = [(0, 0)] * (leaves > 0) + [(1, k) for k in range(len(frames))]
-    return Layout(classes, in_order, [total + 1] * num_states + [total] * len(own), messages + [nothing] * len(own))
-
-
-def _slot_rows(slot: int, arity: IntArray, edge_indptr: IntArray, edge_rows: IntArray) -> IntArray:
-    """The state row of one child of every vertex; the initial state where it is missing."""
-    rows = np.zeros(len(arity), np.int64)
-    has = arity > slot
-    rows[has] = edge_rows[edge_indptr[:-1][has] + slot]
-    return rows
-
-
-def _plan_state(ports: Sequence[Port], reads: dict[Any, Read], sends: dict[Any, Place], edges: Segments,
-                num_inner: int, total: int, run_offsets: IntArray) -> Messages:
-    """Number the messages of one state port after port; note in `sends` where each port's begin."""
-    read, sent, free = [], [], 1
-    for port in ports:
-        sends[port] = Place(port.state, free)
-        read.append(reads[port].rows.rows)
-        if isinstance(port, GatherSum):                 # all children of a vertex pull the same message
-            sent.append(free + edges.row)
-        else:
-            sent.append(free + np.arange(len(read[-1])))
-        free += len(edges.row) if isinstance(port, GatherAll) else num_inner
-    return plan_messages(total + 1, read, sent, free, run_offsets)

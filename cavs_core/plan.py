@@ -43,6 +43,7 @@ class VertexProgram:
 
     program: Program
     num_states: int
+    asked: dict[str, bool] = field(default_factory=dict)    # what it asked about its vertex, and the answers
 
     @property
     def scattered(self) -> list[int]:
@@ -92,19 +93,18 @@ class ClassPlan:
         return self.vertex.program.outputs
 
     @property
-    def answered_ports(self) -> list[list[Any]]:
-        """For each state, the ports that send a gradient back."""
-        ports = [s for s in self.grads if isinstance(s, _RECURRENT)]
-        return [[p for p in ports if p.state == k] for k in range(self.vertex.num_states)]
+    def answered_ports(self) -> list[Any]:
+        """The ports that send a gradient back."""
+        return [s for s in self.grads if isinstance(s, _RECURRENT)]
 
 
-def own_outputs(builder: Builder, values: Sequence[int]) -> list[int]:
-    """Scattered values as rows with a place of their own: made by an instruction, no two the same."""
+def own_outputs(builder: Builder, values: Sequence[int], others: Collection[int] = ()) -> list[int]:
+    """Values as rows with a place of their own: made by an instruction, no two the same and none of the `others`."""
     own: list[int] = []
     for value in values:
         if builder.specs[value].kind == SHARED:
             value = builder.emit("stack_rows", value)
-        elif value in builder.program.inputs or value in own:
+        elif value in builder.program.inputs or value in own or value in others:
             value = builder.emit("_copy", value)
         own.append(value)
     return own
@@ -151,11 +151,13 @@ def leaf_program(vertex: VertexProgram, initial: Sequence[Any]) -> VertexProgram
         values.update(zip(instr.outputs, made))
     scattered = own_outputs(new, [values[v] for v in vertex.scattered])
     aliases = dict(zip(vertex.scattered, scattered))
-    pushed = [aliases[v] if v in aliases else own_outputs(new, [values[v]])[0] for v in vertex.pushed]
+    pushed: list[int] = []
+    for v in vertex.pushed:
+        pushed.append(aliases[v] if v in aliases else own_outputs(new, [values[v]], [*scattered, *pushed])[0])
     program = new.program
     program.outputs = scattered + pushed
     program.prune()
-    return VertexProgram(program, vertex.num_states)
+    return VertexProgram(program, vertex.num_states, vertex.asked)
 
 
 def respecified(vertex: VertexProgram, inputs: Mapping[int, tuple[Spec, Any]]) -> VertexProgram:

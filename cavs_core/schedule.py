@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit
 
 from .errors import ArityError, CycleError
 from .graph import InputGraph, IntArray
 
-__all__ = ["Schedule", "schedule", "check_arity"]
+__all__ = ["Schedule", "depths_of", "schedule", "check_arity"]
 
 # An error names at most this many vertices of a cycle.
 _SHOWN_OF_CYCLE = 20
@@ -83,17 +84,23 @@ def schedule(graph: InputGraph, by_slot: bool = True) -> Schedule:
     >>> plan.order.tolist()
     [0, 2, 7, 1, 3, 4, 5, 8, 6]
     """
-    depth, waiting = _depths(graph.child_indptr, graph.child_index)
-    if waiting.any():
-        raise CycleError(_cycle_text(graph, _find_cycle(graph, waiting)))
+    depth = depths_of(graph)
     order, position, offsets = _order_launches(graph.child_indptr, graph.child_index, depth, bool(by_slot))
     for array in (depth, order, position, offsets):
         array.setflags(write=False)
     return Schedule(depth, order, position, offsets)
 
 
+def depths_of(graph: InputGraph) -> IntArray:
+    """The depth of each vertex: 0 for a leaf, else 1 + the largest of its children; CycleError if there is none."""
+    depth, waiting = _depths(graph.child_indptr, graph.child_index)
+    if waiting.any():
+        raise CycleError(_cycle_text(graph, _find_cycle(graph, waiting)))
+    return depth
+
+
 def check_arity(graph: InputGraph, exact: int | None = None, at_least: int | None = None,
-                allow_leaves: bool = True) -> None:
+                allow_leaves: bool = True, among: npt.NDArray[np.bool_] | None = None) -> None:
     """Raise ArityError at the first vertex whose number of children does not fit.
 
     Parameters
@@ -103,6 +110,8 @@ def check_arity(graph: InputGraph, exact: int | None = None, at_least: int | Non
         What every vertex must have; None asks for nothing.
     allow_leaves : bool
         Whether a vertex without children passes in any case.
+    among : bool array, optional
+        The vertices that are looked at.
     """
     arity = graph.arity
     wrong = np.zeros(graph.num_vertices, dtype=bool)
@@ -112,6 +121,8 @@ def check_arity(graph: InputGraph, exact: int | None = None, at_least: int | Non
         wrong |= arity < at_least
     if allow_leaves:
         wrong &= arity != 0
+    if among is not None:
+        wrong &= among
     offenders = np.flatnonzero(wrong)
     if not offenders.size:
         return

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from .array_memory import address_of_data, view_of_data
+from .backends.targets import WRITTEN, Target
 from .lazy import LazyArray
 from .mxnet_compat import MXNetError, autograd, mx
 
@@ -48,15 +49,17 @@ class TapeBridge:
     inputs : NDArrays that may need a gradient
     outputs : NDArrays that the run made
     backward : callable
-        (output gradients, wanted, begun) -> gradients. `wanted[i]` says whether the gradient of input i is asked for;
-        `begun[k]` is False where the pass is known not to begin at output k. A gradient may be None for zero, or
-        UNTOUCHED where nothing that the pass began at depends on the input: MXNet would not touch its gradient.
+        (output gradients, targets, begun) -> gradients. `targets[i]` is the Target that takes the gradient of input i,
+        None if that is not asked for; `begun[k]` is False where the pass is known not to begin at output k. A gradient
+        may be None for zero, WRITTEN if it stands in its target already, or UNTOUCHED where nothing that the pass began
+        at depends on the input: MXNet would not touch its gradient.
     release : callable
         Frees what the run kept for backward.
     """
 
     def __init__(self, inputs: Sequence[Any], outputs: Sequence[Any],
-                 backward: Callable[[list[Any], list[bool], list[bool]], Sequence[Any]], release: Callable[[], None]):
+                 backward: Callable[[list[Any], list[Target | None], list[bool]], Sequence[Any]],
+                 release: Callable[[], None]):
         wrap_backward()
         self._backward, self._release = backward, release
         self._error: BaseException | None = None
@@ -110,8 +113,11 @@ class TapeBridge:
             # these handles are ours to free, which the NDArrays do
             arrays = [NDArray(ctypes.cast(pointers[i], NDArrayHandle)) for i in range(num_ograds + num_igrads)]
             reqs = [reqs[i] for i in range(num_igrads)]
-            grads = self._backward(arrays[:num_ograds], [req != _NULL for req in reqs], self._begun)
+            targets = [None if req == _NULL else Target(x, req == _ADD) for x, req in zip(arrays[num_ograds:], reqs)]
+            grads = self._backward(arrays[:num_ograds], targets, self._begun)
             for k, (target, grad, req) in enumerate(zip(arrays[num_ograds:], grads, reqs)):
+                if grad is WRITTEN:
+                    continue
                 if grad is UNTOUCHED:
                     if req == _ADD or address_of_data(target) == self._memory[k]:
                         continue

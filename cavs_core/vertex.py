@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,17 @@ from .plan import VertexProgram, own_outputs
 from .program import CHILD, ROW, Gather, GatherAll, GatherSum, Param, Pull, Spec, Zeros
 from .trace import Tracer
 
-__all__ = ["VertexFunction", "Vertex", "trace_vertex"]
+__all__ = ["Role", "VertexFunction", "Vertex", "trace_vertex"]
+
+
+class Role(NamedTuple):
+    """What a vertex function may ask about its vertex: the answer is the same for all vertices of a class."""
+
+    is_leaf: bool = False       # it has no children
+    is_root: bool = False       # nobody gathers from it
+
+
+INNER = Role()
 
 
 class VertexFunction(gluon.HybridBlock):
@@ -79,11 +89,24 @@ class VertexFunction(gluon.HybridBlock):
 class Vertex:
     """What `vertex(F, v)` sees of its vertex."""
 
-    def __init__(self, tracer: Tracer, cell: VertexFunction, pulls: dict[str, Spec], dtype: str):
-        self._tracer, self._cell, self._pulls, self._dtype = tracer, cell, pulls, dtype
+    def __init__(self, tracer: Tracer, cell: VertexFunction, pulls: dict[str, Spec], dtype: str, role: Role):
+        self._tracer, self._cell, self._pulls, self._dtype, self._role = tracer, cell, pulls, dtype, role
         self._inputs: dict[Any, Any] = {}
         self.scattered: list[Any] | None = None
         self.pushed: list[Any] = []
+        self.asked: dict[str, bool] = {}
+
+    # ---- what it is --------------------------------------------------------------------------
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it has no children. The function is traced once for each answer that vertices have."""
+        return self._answer("is_leaf")
+
+    @property
+    def is_root(self) -> bool:
+        """Whether nobody gathers from it. Such a vertex need not scatter, once the function has asked."""
+        return self._answer("is_root")
 
     # ---- what comes in -----------------------------------------------------------------------
 
@@ -133,12 +156,16 @@ class Vertex:
         self.scattered = list(states)
 
     def push(self, *values: Any) -> None:
-        """Emit values to the outside: `out.pushed` has a row for every vertex."""
+        """Emit values to the outside: `out.pushed` has a row for every vertex that does."""
         for value in values:
             self._check_vertex_value(value, "a value given to push")
         self.pushed.extend(values)
 
     # ---- inside ------------------------------------------------------------------------------
+
+    def _answer(self, question: str) -> bool:
+        self.asked[question] = getattr(self._role, question)
+        return self.asked[question]
 
     def _check_vertex_value(self, value: Any, what: str) -> None:
         kind = self._tracer.builder.specs[self._tracer.value_for(value, "scatter or push")].kind
@@ -156,32 +183,36 @@ class Vertex:
                      for k, shape in enumerate(self._cell.state_shapes))
 
 
-def trace_vertex(cell: VertexFunction, pulls: dict[str, Spec], dtype: str, ctx: Any) -> tuple[VertexProgram, list[Any]]:
-    """Trace a vertex function once.
+def trace_vertex(cell: VertexFunction, pulls: dict[str, Spec], dtype: str, ctx: Any,
+                 role: Role = INNER) -> tuple[VertexProgram, list[Any]]:
+    """Trace a vertex function once, for vertices of one role.
 
     Returns the program, and for each state the source of its initial value.
     """
     name = f"{type(cell).__name__} {cell.name}"
     tracer = Tracer(name, ctx)
-    vertex = Vertex(tracer, cell, pulls, dtype)
+    vertex = Vertex(tracer, cell, pulls, dtype, role)
     with tracer.running(cell), ctx:
         cell.vertex(mx.nd, vertex)
     if vertex.scattered is None:
-        if cell.state_shapes:
+        if cell.state_shapes and not vertex.asked.get("is_root"):
             raise TraceError(f"{name}: vertex() never called v.scatter, but state_shapes has "
                              f"{len(cell.state_shapes)} entries")
         vertex.scattered = []
-    if not vertex.pushed:
+    if not vertex.pushed and not vertex.asked:
         raise TraceError(f"{name}: vertex() never called v.push, so a run would have no result")
     builder: Builder = tracer.builder
     states = [tracer.value_for(x, "scatter") for x in vertex.scattered]
     scattered = own_outputs(builder, states)
-    aliases = dict(zip(states, scattered))
-    pushed = []
+    # Where all vertices do the same, a pushed state is read where it stands. Else others may push something else in
+    # its place, and it is copied to where theirs is.
+    aliases = {} if vertex.asked else dict(zip(states, scattered))
+    pushed: list[int] = []
     for x in vertex.pushed:
         value = tracer.value_for(x, "push")
-        pushed.append(aliases[value] if value in aliases else own_outputs(builder, [value])[0])
+        pushed.append(aliases[value] if value in aliases else own_outputs(builder, [value], [*scattered, *pushed])[0])
     builder.program.outputs = scattered + pushed
     builder.program.prune()
     initial: list[Any] = [Param(p, p.name) for p in cell.initial_states]
-    return VertexProgram(builder.program, len(scattered)), initial or [Zeros()] * len(scattered)
+    initial = initial or [Zeros()] * len(cell.state_shapes)
+    return VertexProgram(builder.program, len(scattered), vertex.asked), initial

@@ -14,12 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import UNTOUCHED, LazyArray, RunError, TapeBridge, become_array, on_tape
+from cavs_core import (
+    UNTOUCHED,
+    LazyArray,
+    RunError,
+    TapeBridge,
+    as_arrays_like,
+    become_array,
+    is_sparse,
+    on_tape,
+    target_of,
+    write_gradient,
+)
 from cavs_core.mxnet_compat import autograd, mx
 
 from .analyzer import Grouping, Scan, reached
 from .fastpath import FIRST
-from .gradients import as_arrays_like, is_sparse, target_of, write_gradient
 from .values import SPECS, WIDTHS
 
 __all__ = ["Flushed", "LeafName", "Heads"]
@@ -221,6 +231,7 @@ class Flushed:
 
     def _targets(self, variables: dict[Any, tuple[Any, Any]]) -> dict[Any, Any]:
         """The memory of gradients that the run may write by itself: dense ones that come from one side only."""
+        mx.nd.waitall()                         # nobody may still be reading what is written now
         count = Counter(id(data) for data, _ in variables.values())
         return {self._name(name): target_of(data, parameter) for name, (data, parameter) in variables.items()
                 if count[id(data)] == 1 and not is_sparse(parameter) and not self._has_rows(name)}
@@ -300,8 +311,8 @@ class Flushed:
                 shape = SPECS[self.specs[int(heads.values[k])]].shape
                 outputs.append(stacked._slice(start, start + int(heads.widths[k])).reshape(shape))
 
-        def backward(output_grads: list[Any], wanted: list[bool], begun: list[bool]) -> list[Any]:
-            asked = [v for v, want in zip(dense, wanted) if want] + list(sparse)
+        def backward(output_grads: list[Any], targets: list[Any], begun: list[bool]) -> list[Any]:
+            asked = [v for v, target in zip(dense, targets) if target is not None] + list(sparse)
             made = dict(zip(asked, self._gradients(np.arange(len(heads.values)), [g.asnumpy() for g in output_grads],
                                                    asked, {})))
             touched = None

@@ -5,8 +5,8 @@ import pytest
 
 import gluon_dynbatch as gdb
 from cavs_core import Run
+from cavs_core.gradients import on_device, row_sparse
 from cavs_core.mxnet_compat import autograd, gluon, mx
-from gluon_dynbatch.gradients import on_device, row_sparse
 
 nd = mx.nd
 SENTENCES = [[1, 4, 1], [0], [4, 4, 5, 2, 1], [11, 3]]

@@ -263,7 +263,7 @@ def test_error_in_backward_reaches_the_caller(case, monkeypatch):
     assert_same(got, grads_of(cell))
 
 
-def _fail(*args):
+def _fail(*args, **options):
     raise ZeroDivisionError("on purpose")
 
 

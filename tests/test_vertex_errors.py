@@ -99,15 +99,6 @@ def test_only_vertex_functions_run():
         cavs.run(nn.Dense(3), [SUM_TREE])
 
 
-def test_sparse_gradients_are_refused_with_the_way_out():
-    def setup(self):
-        self.embed = nn.Embedding(5, 2, sparse_grad=True)
-
-    cell = function(lambda s, F, v: v.push(s.embed(v.pull("x"))), states=[], setup=setup)
-    with autograd.record(), pytest.raises(cavs.RunError, match="row_sparse.*before the run"):
-        cavs.run(cell, [SUM_TREE], {"x": np.zeros(5, "float32")})
-
-
 # ---- sturdy ----------------------------------------------------------------------------------
 
 

@@ -61,7 +61,5 @@ class System:
 
 def total(losses):
     """The sum of all losses as a number."""
-    if isinstance(losses, list):
-        return sum(float(loss.asnumpy().sum()) for loss in losses)
-    return float(losses.sum().asscalar())
+    return sum(float(loss.asnumpy().sum()) for loss in (losses if isinstance(losses, list) else [losses]))
 

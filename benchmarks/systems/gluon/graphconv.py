@@ -7,7 +7,7 @@ import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import gluon, mx
 
 from ...workloads.graphconv import SCALE
-from .layers import dense, embedding, rows_or_zeros
+from .layers import dense, embedding
 
 nd = mx.nd
 
@@ -77,44 +77,39 @@ class VertexGraphConv(GraphConv):
         return [self.embed(atom) for atom in atoms]
 
 
-class RoundFunction(cavs.VertexFunction):
-    """A vertex of the Cavs face: an atom in one round. Its child 0 is itself one round before."""
+class CavsGraphConv(cavs.VertexFunction):
+    """The Cavs face: the rounds unrolled, and a root that gathers the atoms of the last one and makes the loss."""
 
     def __init__(self, workload):
         super().__init__(state_shapes=[(workload.options["hidden"],)], prefix="")
+        self.rounds = workload.options["rounds"]
+        self.embed, self.head = embedding(workload), Head(workload)
         self.own, self.around = dense(workload, "own"), dense(workload, "around")
 
     def vertex(self, F, v):
-        (before,), (total,) = v.gather(0), v.gather_sum()
-        later = F.relu(self.own(before) + self.around(total - before))
-        h = F.broadcast_mul(later, v.pull("inner")) + v.pull("x")
-        v.scatter(h)
-        v.push(h)
-
-
-class CavsGraphConv(gluon.Block):
-    """Unrolled graphs instead of calls."""
-
-    def __init__(self, workload):
-        super().__init__(prefix="")
-        self.rounds = workload.options["rounds"]
-        self.embed = embedding(workload)
-        self.function, self.head = RoundFunction(workload), Head(workload)
+        if v.is_root:
+            v.push(self.head(v.gather_sum()[0], v.pull("target")))
+        elif v.is_leaf:
+            v.scatter(self.embed(v.pull("atom")))
+        else:                                               # child 0 is the atom itself, one round before
+            (before,), (total,) = v.gather(0), v.gather_sum()
+            v.scatter(F.relu(self.own(before) + self.around(total - before)))
 
     def prepare(self, molecule):
         atoms = len(molecule.atoms)
-        edges = [(u, v) for v, around in enumerate(molecule.neighbours) for u in around if u < v]    # go both ways
-        row = np.concatenate([molecule.atoms, np.full(self.rounds * atoms, -1)])        # -1: not in the first round
-        return cavs.InputGraph.unroll(atoms, edges, self.rounds), row, atoms, molecule.target
+        unrolled = cavs.InputGraph.unroll(atoms, [(u, v) for v, around in enumerate(molecule.neighbours)
+                                                  for u in around if u < v], self.rounds)      # go both ways
+        total = unrolled.num_vertices
+        parents = np.repeat(np.arange(total), unrolled.arity)
+        edges = np.stack([np.append(unrolled.child_index, unrolled.roots),
+                          np.append(parents, np.full(atoms, total))], axis=1)
+        atom, target = np.full(total + 1, -1), np.zeros(total + 1, "float32")
+        atom[:atoms], target[total] = molecule.atoms, molecule.target
+        return cavs.InputGraph.from_edges(total + 1, edges), atom, target
 
     def losses(self, batch):
-        graphs, rows, sizes, targets = zip(*batch)
-        rows = np.concatenate(rows)
-        inner = rows < 0
-        x = rows_or_zeros(self.embed(nd.array(rows[~inner])), ~inner)
-        h = self.function(list(graphs), {"x": x, "inner": inner[:, None].astype("float32")}).roots
-        members = np.repeat(np.eye(len(sizes), dtype="float32"), sizes, axis=1)         # (molecules, atoms)
-        return self.head(nd.dot(nd.array(members), h), nd.array(targets))
+        graphs, atoms, targets = zip(*batch)
+        return self(list(graphs), {"atom": np.concatenate(atoms), "target": np.concatenate(targets)}).pushed
 
 
 def make_model(workload, variant):

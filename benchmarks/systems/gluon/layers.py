@@ -1,9 +1,7 @@
 """Layers with the sizes and names of a workload's parameters."""
 
-import numpy as np
-
 import cavs_core as cavs
-from cavs_core.mxnet_compat import gluon, mx
+from cavs_core.mxnet_compat import gluon
 
 
 def dense(workload, name, **options):
@@ -22,12 +20,6 @@ def lstm_cell(workload, name):
     """The cell with the parameters `name`_i2h_weight and so on."""
     gates, inputs = workload.params[f"{name}_i2h_weight"].shape
     return gluon.rnn.LSTMCell(gates // 4, input_size=inputs, prefix=f"{name}_")
-
-
-def rows_or_zeros(x, has_row):
-    """A row for every vertex: the next one of x where `has_row` says so, else zeros. x: (rows, size)"""
-    place = np.where(has_row, np.cumsum(has_row), 0)
-    return mx.nd.take(mx.nd.concat(mx.nd.zeros((1, x.shape[1])), x, dim=0), mx.nd.array(place))
 
 
 class ChainFunction(cavs.VertexFunction):

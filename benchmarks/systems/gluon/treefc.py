@@ -70,41 +70,30 @@ class VertexTreeFC(TreeFC):
         return [self.embed(word) for word in words]
 
 
-class TreeFunction(cavs.VertexFunction):
-    """A vertex of the Cavs face: a leaf has a word, the others have children."""
+class CavsTreeFC(cavs.VertexFunction):
+    """The Cavs face: graphs instead of calls; the root makes the loss."""
 
     def __init__(self, workload):
         super().__init__(state_shapes=[(workload.options["hidden"],)], prefix="")
-        self.fc = dense(workload, "node", activation="relu")
+        self.embed, self.node, self.head = embedding(workload), NodeCell(workload), Head(workload)
+        self.graph = cavs.InputGraph.complete_binary_tree(workload.options["leaves"].bit_length() - 1)
 
     def vertex(self, F, v):
-        (left,), (right,) = v.gather(0), v.gather(1)
-        h = F.broadcast_mul(self.fc(F.concat(left, right, dim=1)), v.pull("inner")) + v.pull("x")
-        v.scatter(h)
-        v.push(h)
-
-
-class CavsTreeFC(gluon.Block):
-    """Graphs instead of calls."""
-
-    def __init__(self, workload):
-        super().__init__(prefix="")
-        self.embed = embedding(workload)
-        self.tree, self.head = TreeFunction(workload), Head(workload)
-        leaves = workload.options["leaves"]
-        self.graph = cavs.InputGraph.complete_binary_tree(leaves.bit_length() - 1)      # leaves are numbered first
-        self.inner = (np.arange(2 * leaves - 1) >= leaves).astype("float32")[:, None]
+        h = self.embed(v.pull("word")) if v.is_leaf else self.node(*v.gather(0), *v.gather(1))
+        if v.is_root:
+            v.push(self.head(h, v.pull("label")))
+        else:
+            v.scatter(h)
 
     def prepare(self, sample):
-        return sample
+        words, labels = np.full((2, self.graph.num_vertices), -1)
+        words[:len(sample.words)] = sample.words            # leaves are numbered first, and the root is the last one
+        labels[-1] = sample.label
+        return words, labels
 
     def losses(self, batch):
-        x = self.embed(nd.array([sample.words for sample in batch]))                    # (trees, leaves, hidden)
-        trees, leaves, hidden = x.shape
-        x = nd.concat(x, nd.zeros((trees, leaves - 1, hidden)), dim=1).reshape((-1, hidden))
-        inputs = {"x": x, "inner": np.tile(self.inner, (trees, 1))}
-        roots = self.tree([self.graph] * trees, inputs).roots
-        return self.head(roots, nd.array([sample.label for sample in batch]))
+        words, labels = zip(*batch)
+        return self([self.graph] * len(batch), {"word": np.concatenate(words), "label": np.concatenate(labels)}).pushed
 
 
 def make_model(workload, variant):

@@ -99,46 +99,42 @@ class VertexTreeLSTM(gluon.Block):
         return [self.similarity(self.root(pair.a), self.root(pair.b), pair.target) for pair in batch]
 
 
-class ChildSumFunction(cavs.VertexFunction):
-    """A vertex of the Cavs face."""
+class CavsTreeLSTM(cavs.VertexFunction):
+    """The Cavs face: a graph is a pair; its root gathers the roots of both sentences and makes the loss."""
 
     def __init__(self, workload):
         hidden = workload.options["hidden"]
         super().__init__(state_shapes=[(hidden,), (hidden,)], prefix="")
+        self.embed, self.similarity = embedding(workload), Similarity(workload)
         self.x2h, self.h2h, self.f2h = (dense(workload, name) for name in ("x2h", "h2h", "f2h"))
 
     def vertex(self, F, v):
-        u, i, o, f = F.split(self.x2h(v.pull("x")), num_outputs=4, axis=1)
-        h_sum, _ = v.gather_sum()
-        h_all, c_all = v.gather_all()
-        u_below, i_below, o_below = F.split(self.h2h(h_sum), num_outputs=3, axis=1)
-        f = F.sigmoid(v.spread(f) + self.f2h(h_all))
-        c = F.sigmoid(i + i_below) * F.tanh(u + u_below) + (f * c_all).sum()
-        h = F.sigmoid(o + o_below) * F.tanh(c)
-        v.scatter(h, c)
-        v.push(h)
-
-
-class CavsTreeLSTM(gluon.Block):
-    """Graphs instead of calls: first all sentences a, then all sentences b."""
-
-    def __init__(self, workload):
-        super().__init__(prefix="")
-        self.embed = embedding(workload)
-        self.tree, self.similarity = ChildSumFunction(workload), Similarity(workload)
+        if v.is_root:
+            (a, _), (b, _) = v.gather(0), v.gather(1)
+            v.push(self.similarity(a, b, v.pull("target")))
+            return
+        u, i, o, f = F.split(self.x2h(self.embed(v.pull("word"))), num_outputs=4, axis=1)
+        c_below = 0
+        if not v.is_leaf:
+            h_sum, _ = v.gather_sum()
+            h_all, c_all = v.gather_all()
+            u_below, i_below, o_below = F.split(self.h2h(h_sum), num_outputs=3, axis=1)
+            u, i, o = u + u_below, i + i_below, o + o_below
+            c_below = (F.sigmoid(v.spread(f) + self.f2h(h_all)) * c_all).sum()
+        c = F.sigmoid(i) * F.tanh(u) + c_below
+        v.scatter(F.sigmoid(o) * F.tanh(c), c)
 
     def prepare(self, pair):
-        def graph(tree):
-            return cavs.InputGraph.from_parents(tree.parents), np.array(tree.words)
-
-        return graph(pair.a), graph(pair.b), pair.target
+        a, b = pair.a.parents, pair.b.parents
+        top = len(a) + len(b)
+        parents = [top if p < 0 else p for p in a] + [top if p < 0 else p + len(a) for p in b] + [-1]
+        target = np.zeros((top + 1, pair.target.shape[1]), "float32")
+        target[top] = pair.target
+        return cavs.InputGraph.from_parents(parents), np.array([*pair.a.words, *pair.b.words, -1]), target
 
     def losses(self, batch):
-        a, b, targets = zip(*batch)
-        graphs, words = zip(*a, *b)
-        x = self.embed(nd.array(np.concatenate(words)))
-        roots = self.tree(list(graphs), {"x": x}).roots
-        return self.similarity(roots[:len(a)], roots[len(a):], nd.array(np.concatenate(targets)))
+        graphs, words, targets = zip(*batch)
+        return self(list(graphs), {"word": np.concatenate(words), "target": np.concatenate(targets)}).pushed
 
 
 def make_model(workload, variant):

@@ -6,7 +6,7 @@ import cavs_core as cavs
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import gluon, mx
 
-from .layers import dense, embedding, rows_or_zeros
+from .layers import dense, embedding
 
 nd = mx.nd
 
@@ -114,35 +114,22 @@ class VertexTreeLSTM(TreeLSTM):
         return [self(tree) for tree in batch]
 
 
-class TreeFunction(cavs.VertexFunction):
-    """A vertex of the Cavs face. u, i and o come from its word at a leaf, from its children elsewhere."""
+class CavsTreeLSTM(cavs.VertexFunction):
+    """The Cavs face: the same cells over graphs; words and labels are integers of the vertices."""
 
     def __init__(self, workload):
-        self.hidden = workload.options["hidden"]
-        super().__init__(state_shapes=[(self.hidden,), (self.hidden,)], prefix="")
-        self.gates = dense(workload, "node")
+        hidden = workload.options["hidden"]
+        super().__init__(state_shapes=[(hidden,), (hidden,)], prefix="")
+        self.embed, self.at_leaf, self.at_node = embedding(workload), LeafCell(workload), NodeCell(workload)
+        self.out, self.cross_entropy = dense(workload, "out"), gluon.loss.SoftmaxCrossEntropyLoss()
 
     def vertex(self, F, v):
-        (hl, cl), (hr, cr) = v.gather(0), v.gather(1)
-        gates = self.gates(F.concat(hl, hr, dim=1))
-        uio = F.slice_axis(gates, axis=1, begin=0, end=3 * self.hidden)
-        u, i, o = F.split(F.broadcast_mul(uio, v.pull("inner")) + v.pull("word"), num_outputs=3, axis=1)
-        fl, fr = F.split(F.slice_axis(gates, axis=1, begin=3 * self.hidden, end=None), num_outputs=2, axis=1)
-        c = F.sigmoid(i) * F.tanh(u) + F.sigmoid(fl) * cl + F.sigmoid(fr) * cr
-        h = F.sigmoid(o) * F.tanh(c)
+        if v.is_leaf:
+            h, c = self.at_leaf(self.embed(v.pull("word")))
+        else:
+            h, c = self.at_node(*v.gather(0), *v.gather(1))
         v.scatter(h, c)
-        v.push(h)
-
-
-class CavsTreeLSTM(gluon.Block):
-    """Graphs instead of calls. The product with the words is made before the run, for the leaves only."""
-
-    def __init__(self, workload):
-        super().__init__(prefix="")
-        self.embed = embedding(workload)
-        self.leaf, self.out = dense(workload, "leaf"), dense(workload, "out")
-        self.tree = TreeFunction(workload)
-        self.cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
+        v.push(self.cross_entropy(self.out(h), v.pull("label")))
 
     def prepare(self, tree):
         inner = [v for v, left in enumerate(tree.left) if left >= 0]
@@ -151,12 +138,7 @@ class CavsTreeLSTM(gluon.Block):
 
     def losses(self, batch):
         graphs, words, labels = zip(*batch)
-        words = np.concatenate(words)
-        inner = words < 0
-        x = self.leaf(self.embed(nd.array(words[~inner])))
-        h = self.tree(list(graphs), {"word": rows_or_zeros(x, ~inner),
-                                     "inner": inner[:, None].astype("float32")}).pushed
-        return self.cross_entropy(self.out(h), nd.array(np.concatenate(labels)))
+        return self(list(graphs), {"word": np.concatenate(words), "label": np.concatenate(labels)}).pushed
 
 
 def make_model(workload, variant):

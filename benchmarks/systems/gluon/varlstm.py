@@ -6,7 +6,7 @@ import cavs_core as cavs
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import gluon, mx
 
-from .layers import ChainFunction, dense, embedding, lstm_cell
+from .layers import dense, embedding, lstm_cell
 
 nd = mx.nd
 
@@ -73,22 +73,27 @@ class VertexLanguageModel(gluon.Block):
         return [self(sentence) for sentence in batch]
 
 
-class CavsLanguageModel(gluon.Block):
-    """Chains instead of calls."""
+class CavsLanguageModel(cavs.VertexFunction):
+    """The Cavs face: chains instead of calls."""
 
     def __init__(self, workload):
-        super().__init__(prefix="")
-        self.embed, self.chain = embedding(workload), ChainFunction(workload, "lstm_l0")
+        hidden = workload.options["hidden"]
+        super().__init__(state_shapes=[(hidden,), (hidden,)], prefix="")
+        self.embed, self.cell = embedding(workload), lstm_cell(workload, "lstm_l0")
         self.out, self.cross_entropy = dense(workload, "out"), gluon.loss.SoftmaxCrossEntropyLoss()
+
+    def vertex(self, F, v):
+        h, states = self.cell(self.embed(v.pull("word")), list(v.gather(0)))
+        v.scatter(*states)
+        v.push(self.cross_entropy(self.out(h), v.pull("following")))
 
     def prepare(self, sentence):
         return cavs.InputGraph.chain(len(sentence) - 1), np.array(sentence)
 
     def losses(self, batch):
         graphs, sentences = zip(*batch)
-        x = self.embed(nd.array(np.concatenate([words[:-1] for words in sentences])))
-        h = self.chain(list(graphs), {"x": x}).pushed
-        return self.cross_entropy(self.out(h), nd.array(np.concatenate([words[1:] for words in sentences])))
+        return self(list(graphs), {"word": np.concatenate([words[:-1] for words in sentences]),
+                                   "following": np.concatenate([words[1:] for words in sentences])}).pushed
 
 
 def make_model(workload, variant):

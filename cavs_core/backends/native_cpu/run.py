@@ -125,15 +125,12 @@ class NativeRun:
         ----------
         output_grads, wanted, heads : see `Run.backward`
         targets : source -> Target
-            Memory that takes a gradient; its entry in the result is WRITTEN.
+            Memory that takes a gradient, and that nobody else reads or writes now; its entry in the result is WRITTEN.
         sparse : sources whose gradient is given as a list of (row numbers, rows), still to be added up
         """
-        if targets:
-            mx.nd.waitall()                 # nobody may still be reading what is written now
-        else:
-            for array in self.arrays.values():
-                if isinstance(array, mx.nd.NDArray):
-                    array.wait_to_read()
+        for array in self.arrays.values():
+            if isinstance(array, mx.nd.NDArray):
+                array.wait_to_read()
         _give_back(self._passing)
         forward, held = [known.copy() for known in self._addresses], len(self._held)
         self._output_grads = output_grads
@@ -325,10 +322,17 @@ class NativeRun:
         return self._hold(part.edges.row)
 
     def _at_external(self, part: ClassLayout, source: Any) -> int:
-        return self._hold(self.arrays[source] if isinstance(source, Pull) else self._output_grads[source.index])
+        return self._hold(self.arrays[source])
 
     def _at_external_rows(self, part: ClassLayout, _: Any) -> int:
         return self._hold(part.external.rows)
+
+    def _at_output_grad(self, part: ClassLayout, source: Any) -> int:
+        return self._hold(self._output_grads[source.index])
+
+    def _at_pushed_rows(self, part: ClassLayout, _: Any) -> int:
+        assert part.pushed is not None
+        return self._hold(part.pushed.rows)
 
     def _at_messages(self, part: ClassLayout, state: int) -> int:
         return address_of(self.messages[part.writes[state].buffer])

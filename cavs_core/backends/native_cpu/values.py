@@ -268,8 +268,10 @@ class Values:
             width = self.layout.writes[source.state].width
             return (Access(SUM, spec.dtype, spec.shape, size // width, parts=width),
                     (("messages", source.state), ("pull", source.state), ("pull_bounds", source.state)))
-        if isinstance(source, (Pull, OutputGrad)):
+        if isinstance(source, Pull):
             return Access(TAKE, spec.dtype, spec.shape, size), (("external", source), ("external_rows", None), None)
+        if isinstance(source, OutputGrad):
+            return Access(TAKE, spec.dtype, spec.shape, size), (("output_grad", source), ("pushed_rows", None), None)
         read = self.layout.reads[source]
         if isinstance(source, GatherSum):
             return (Access(SUM, spec.dtype, spec.shape, size),

@@ -1,0 +1,94 @@
+"""Vertices that repeat others: the same program on the same children and the same integers. Pure: no device, no MXNet.
+
+A word that stands in two sentences, a phrase that stands in two trees, an atom whose surroundings are those of another
+one: the first of them runs, and whoever gathers a later one gathers the first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from .graph import InputGraph, IntArray
+from .layout import offsets_of
+from .schedule import depths_of
+
+__all__ = ["Distinct", "find_distinct"]
+
+
+class Distinct(NamedTuple):
+    """A graph without repeats.
+
+    Attributes
+    ----------
+    graph : InputGraph, all of it one sample: vertices of several samples may gather the same ones
+    vertices : int64 array, the vertices of the whole graph that are left
+    number : int64 array, for each vertex of the whole graph its number there, that of the first one for a repeat
+    """
+
+    graph: InputGraph
+    vertices: IntArray
+    number: IntArray
+
+
+def find_distinct(graph: InputGraph, class_of: IntArray, may_repeat: Any, keys: IntArray) -> Distinct:
+    """Leave out the vertices that repeat others.
+
+    Parameters
+    ----------
+    graph : InputGraph
+    class_of : int64 array, shape (vertices,)
+    may_repeat : bool array, shape (classes,): whether equal children and keys have equal results
+    keys : int64 array, shape (vertices, columns)
+    """
+    order = np.argsort(depths_of(graph), kind="stable")
+    first = _first_of_its_kind(graph.child_indptr, graph.child_index, order, class_of, may_repeat, keys)
+    is_left = first == np.arange(graph.num_vertices)
+    vertices = np.flatnonzero(is_left)
+    number = (np.cumsum(is_left) - 1)[first]
+    arity = graph.arity[vertices]
+    indptr = offsets_of(arity)
+    entry = np.arange(indptr[-1]) + np.repeat(graph.child_indptr[vertices] - indptr[:-1], arity)
+    left = InputGraph.trusted(indptr, number[graph.child_index[entry]], np.array([0, len(vertices)], np.int64))
+    return Distinct(left, vertices, number)
+
+
+@njit(cache=True, nogil=True)
+def _first_of_its_kind(child_indptr, child_index, order, class_of, may_repeat, keys):  # type: ignore[no-untyped-def]
+    """For each vertex the first one, in an order in which children come first, that does the same."""
+    first, codes = np.arange(len(order)), np.empty(len(order), np.uint64)
+    size = 16
+    while size < 2 * len(order):
+        size *= 2
+    table, mask = np.full(size, -1, np.int64), np.uint64(size - 1)
+    for v in order:
+        if not may_repeat[class_of[v]]:
+            continue
+        begin, end = child_indptr[v], child_indptr[v + 1]
+        code = np.uint64(class_of[v]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(end - begin)
+        for e in range(begin, end):
+            code = (code ^ np.uint64(first[child_index[e]])) * np.uint64(0xFF51AFD7ED558CCD)
+            code ^= code >> np.uint64(32)
+        for key in keys[v]:
+            code = (code ^ np.uint64(key)) * np.uint64(0xC4CEB9FE1A85EC53)
+            code ^= code >> np.uint64(32)
+        codes[v] = code
+        at = code & mask
+        while table[at] >= 0:
+            w = table[at]
+            same = codes[w] == code and class_of[w] == class_of[v]
+            same &= child_indptr[w + 1] - child_indptr[w] == end - begin
+            for j in range(end - begin if same else 0):
+                same &= first[child_index[child_indptr[w] + j]] == first[child_index[begin + j]]
+            for j in range(keys.shape[1] if same else 0):
+                same &= keys[w, j] == keys[v, j]
+            if same:
+                break
+            at = (at + np.uint64(1)) & mask
+        if table[at] >= 0:
+            first[v] = table[at]
+        else:
+            table[at] = v
+    return first

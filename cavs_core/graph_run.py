@@ -1,0 +1,116 @@
+"""One run over graphs: which of its vertices run, and where their rows are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .array_memory import view_of_data
+from .backends.native_cpu.products import segment_sum
+from .cell_plan import CellPlan, Classes
+from .distinct import Distinct, find_distinct
+from .graph import InputGraph, IntArray
+from .graph_layout import lay_out_graphs
+from .layout import Layout, RowIndex, Segments, plan_messages
+from .mxnet_compat import mx
+from .program import Pull, Spec
+from .schedule import schedule
+
+__all__ = ["GraphRows", "lay_out"]
+
+_WORTH = 1 / 20             # of the vertices that multiply; if fewer repeat others, all run, side by side
+_PATIENCE, _AGAIN = 4, 16   # runs in a row without enough repeats; then only every so many look for them
+_MOST_COLUMNS = 8           # of integers that vertices are compared by
+
+
+@dataclass
+class GraphRows:
+    """Where the vertices of a run are.
+
+    Attributes
+    ----------
+    layout : Layout
+    graph : InputGraph, all vertices
+    position : int64 array, the row of each vertex in the gradients of pulled inputs
+    pushing : int64 array, the vertices that push, ascending
+    pushed : (buffer, rows) of each pushed value: of those vertices, in that order
+    readers : which rows of an output's gradient belong to each vertex that runs and pushes; None: one row each
+    num_launches, num_repeats : levels, and vertices that do not run
+    """
+
+    layout: Layout
+    graph: InputGraph
+    position: IntArray
+    pushing: IntArray
+    pushed: list[tuple[int, IntArray]]
+    readers: tuple[RowIndex, Segments] | None
+    num_launches: int
+    num_repeats: int
+
+    def outside_bytes(self, specs: Sequence[Spec], recording: bool) -> int:
+        """What a run takes outside the engine: the batch of graphs, its schedule, pushed values, their gradients."""
+        graph = self.graph
+        row = sum(int(np.prod(s.shape)) * np.dtype(s.dtype).itemsize for s in specs)
+        return (graph.child_indptr.nbytes + graph.child_index.nbytes + 3 * self.position.nbytes
+                + (2 if recording else 1) * row * len(self.pushing))
+
+    def answers(self, grad: Any, shape: tuple[int, ...]) -> Any:
+        """The gradient of a pushed value, a row for each vertex that runs; those of repeats are added up."""
+        if self.readers is None:
+            return grad.reshape((-1, *shape))
+        rows, segments = self.readers
+        grad = view_of_data(grad) if isinstance(grad, mx.nd.NDArray) else grad
+        total = np.empty((len(segments.indptr) - 1, *shape), grad.dtype)
+        segment_sum(grad.reshape(-1, *shape), rows.rows, segments.indptr, total)
+        return total
+
+
+def lay_out(plan: CellPlan, classes: Classes, graph: InputGraph, arrays: dict[str, Any], repeats: bool) -> GraphRows:
+    """Schedule the vertices and lay out their rows; with `repeats`, without those that repeat others, if it pays."""
+    left = _without_repeats(plan, classes, graph, arrays) if repeats else None
+    runs, class_of, sources = graph, classes.of_vertex, None
+    if left is not None:
+        runs, class_of, sources = left.graph, classes.of_vertex[left.vertices], left.vertices
+    scheduled = schedule(runs, classes.by_slot)
+    laid = lay_out_graphs(runs, scheduled, class_of, [cls.interface for cls in classes.all], sources)
+    if left is None:
+        return GraphRows(laid.layout, graph, laid.position, laid.pushing, laid.pushed, None, scheduled.num_launches, 0)
+    pushes = np.array([bool(cls.plan.vertex.pushed) for cls in classes.all])
+    pushing = np.flatnonzero(pushes[classes.of_vertex])
+    row = np.searchsorted(laid.pushing, left.number[pushing])       # of each in what the vertices that run push
+    answered = plan_messages(len(laid.pushing), [row], [np.arange(len(row))], len(row), np.zeros(1, np.int64))
+    return GraphRows(laid.layout, graph, laid.position[left.number], pushing,
+                     [(buffer, rows[row]) for buffer, rows in laid.pushed], (answered.pull, answered.segments),
+                     scheduled.num_launches, graph.num_vertices - runs.num_vertices)
+
+
+def _without_repeats(plan: CellPlan, classes: Classes, graph: InputGraph, arrays: dict[str, Any]) -> Distinct | None:
+    """The graph without vertices that repeat others; None if there are too few of them."""
+    if plan.idle >= _PATIENCE and plan.idle % _AGAIN:
+        plan.idle += 1
+        return None
+    found = _find(classes, graph, arrays)
+    multiplies = np.array([cls.multiplies for cls in classes.all])
+    if found is not None:
+        before, after = (int(multiplies[c].sum()) for c in (classes.of_vertex, classes.of_vertex[found.vertices]))
+        if before - after < _WORTH * before or before == after:
+            found = None
+    plan.idle = plan.idle + 1 if found is None else 0
+    return found
+
+
+def _find(classes: Classes, graph: InputGraph, arrays: dict[str, Any]) -> Distinct | None:
+    pulls = [{s.name for s in cls.plan.inputs.values() if isinstance(s, Pull)} for cls in classes.all]
+    integers = {name for name, x in arrays.items() if isinstance(x, np.ndarray)}
+    may_repeat = np.array([mine <= integers and not cls.draws for mine, cls in zip(pulls, classes.all)])
+    columns = []
+    for name in sorted(set().union(*(mine for mine, may in zip(pulls, may_repeat) if may))):
+        asks = np.array([name in mine for mine in pulls])[classes.of_vertex]
+        columns.append(np.where(asks[:, None], arrays[name].reshape(graph.num_vertices, -1), 0))
+    keys = np.concatenate([*columns, np.zeros((graph.num_vertices, 0))], axis=1, dtype=np.int64, casting="unsafe")
+    if not may_repeat.any() or keys.shape[1] > _MOST_COLUMNS:
+        return None
+    return find_distinct(graph, classes.of_vertex, may_repeat, keys)

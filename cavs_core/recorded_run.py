@@ -1,0 +1,188 @@
+"""A run that a gradient may flow back through, and the owner of what it pushed.
+
+As long as nobody needs the pushed values as arrays, they stay in the run. A backward pass that begins at them then runs
+at once, without MXNet's tape: gradients go straight into the memory of the parameters. Whoever computes with them gets
+arrays, which are the outputs of one node on the tape.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .backends.targets import Target
+from .errors import RunError
+from .gradients import is_sparse, target_of, write_gradient
+from .graph_run import GraphRows
+from .layout import RowIndex
+from .lazy import LazyArray, become_array
+from .mxnet_compat import autograd, mx
+from .program import Param, Pull
+from .tape import TapeBridge, wrap_backward
+
+__all__ = ["RecordedRun"]
+
+
+class RecordedRun:
+    """A run whose forward pass is done; the owner of its pushed values.
+
+    Parameters
+    ----------
+    execution : the run
+    rows : GraphRows
+    wanted : the sources (Param, Pull) that ask for a gradient
+    initial : the sources of the initial states that were filled in
+    arrays : name -> pulled input
+    specs : (shape, dtype) of each pushed value as the user sees it
+    row_shapes : what a row of each is inside the run
+    context : the device
+    native : whether the run takes numpy's arrays
+    stats : RunStats
+    """
+
+    has_values = settled = True
+
+    def __init__(self, execution: Any, rows: GraphRows, wanted: Sequence[Any], initial: Sequence[Any],
+                 arrays: dict[str, Any], specs: Sequence[tuple[tuple[int, ...], str]],
+                 row_shapes: Sequence[tuple[int, ...]], context: Any, native: bool, stats: Any):
+        wrap_backward()
+        self._run: Any = execution              # None once its memory was freed
+        self._rows, self._initial, self._arrays = rows, initial, arrays
+        self._bound = execution.arrays
+        self._specs, self._row_shapes, self._context, self._native = specs, row_shapes, context, native
+        self._stats = stats
+        # MXNet takes no sparse gradient from a node of ours: those are no inputs of it, and written past the tape.
+        self._sparse = [s for s in wanted if isinstance(s, Param) and is_sparse(s.parameter)]
+        self._dense = [s for s in wanted if s not in self._sparse]
+        self._values: list[Any] | None = None   # of the pushed values, once the run is gone
+        self._taped: list[Any] | None = None    # arrays, once somebody needed one
+        self._lock = threading.RLock()
+
+    def pushed(self) -> list[LazyArray]:
+        """What stands for the pushed values."""
+        made = []
+        for token in range(len(self._specs)):
+            array = LazyArray()
+            array.owner, array.token = self, token
+            made.append(array)
+        return made
+
+    # ---- what a LazyArray asks its owner -----------------------------------------------------
+
+    def spec_of(self, token: int) -> tuple[tuple[int, ...], str]:
+        return self._specs[token]
+
+    def context_of(self, token: int) -> Any:
+        return self._context
+
+    def value_of(self, array: LazyArray) -> Any:
+        with self._lock:
+            if type(array) is not LazyArray:                    # another thread was first
+                return array.handle
+            if self._taped is None:
+                self._taped = self._put_on_tape()
+            return become_array(array, self._taped[array.token])
+
+    def numpy_of(self, array: LazyArray) -> Any:
+        with self._lock:
+            if self._taped is not None or type(array) is not LazyArray:
+                return None
+            if self._values is not None:
+                return self._values[array.token].copy()
+            return self._taken(array.token).asnumpy()
+
+    # ---- backward ----------------------------------------------------------------------------
+
+    def backward(self, heads: list[LazyArray], head_grads: list[Any], retain_graph: bool, over_tape: Any) -> bool:
+        """A pass that begins at pushed values, all of them still here; False if it must go over the tape."""
+        if self._taped is not None or any(x.owner is not self for x in heads) \
+                or any(isinstance(s, Pull) for s in self._dense):
+            return False
+        grads: list[Any] = [np.zeros(*spec) for spec in self._specs]
+        for x, grad in zip(heads, head_grads):
+            grads[x.token] += 1 if grad is None else grad.asnumpy().reshape(grads[x.token].shape)
+        if not self._native:
+            grads = [mx.nd.array(g, ctx=self._context, dtype=g.dtype) for g in grads]
+        mx.nd.waitall()                         # nobody may still be reading what is written now
+        targets = {s: target_of(self._bound[s], s.parameter) for s in self._dense}
+        made = self._gradients(grads, targets)
+        for source in self._dense:
+            write_gradient(self._bound[source], source.parameter, made.get(source), add=False)
+            self._bound[source]._fresh_grad = True
+        if not retain_graph:
+            self._release()
+        return True
+
+    def _gradients(self, output_grads: Sequence[Any], targets: dict[Any, Target]) -> dict[Any, Any]:
+        """Gradients of the sources that have a target, WRITTEN where they are there; sparse ones are written."""
+        if self._run is None:
+            raise RunError("backward through a run whose memory was freed by an earlier backward; "
+                           "pass retain_graph=True to the earlier one")
+        run, start, before = self._run, time.perf_counter(), self._run.launched
+        answers = [self._rows.answers(g, shape) for g, shape in zip(output_grads, self._row_shapes)]
+        if not self._native:
+            answers = [mx.nd.array(g, ctx=self._context, dtype=g.dtype) if isinstance(g, np.ndarray) else g
+                       for g in answers]
+        direct = {s: t for s, t in targets.items() if isinstance(s, Param) and s not in self._initial}
+        grads = run.backward(answers, [*targets, *self._sparse], targets=direct, sparse=self._sparse)
+        for (k, row, _), source in zip(run.fills, self._initial):       # what missing children send back
+            if source in targets:
+                grads[source] = run.total(grads.get(source),
+                                          run.pulled(k, row, row + 1).reshape(self._bound[source].shape))
+        for source in self._sparse:
+            write_gradient(self._bound[source], source.parameter, grads.get(source), add=False)
+            self._bound[source]._fresh_grad = True
+        self._stats.backward_ops = run.launched - before
+        self._stats.backward_ms = (time.perf_counter() - start) * 1e3
+        return grads
+
+    def _release(self) -> None:
+        """Give the run's memory back; what it pushed stays."""
+        with self._lock:
+            if self._run is not None:
+                if self._taped is None:
+                    self._values = [self._taken(token).asnumpy() for token in range(len(self._specs))]
+                self._run.free()
+                self._run = None
+
+    # ---- the tape ----------------------------------------------------------------------------
+
+    def _taken(self, token: int) -> Any:
+        """A pushed value as a new array."""
+        buffer, index = self._rows.pushed[token]
+        with autograd.pause():
+            return self._run.take(buffer, index).reshape(self._specs[token][0])
+
+    def _put_on_tape(self) -> list[Any]:
+        if self._values is not None:            # a pass has freed the run
+            outputs = [mx.nd.array(x, ctx=self._context, dtype=x.dtype) for x in self._values]
+        else:
+            outputs = [self._taken(token) for token in range(len(self._specs))]
+        inputs = [self._arrays[s.name] if isinstance(s, Pull) else self._bound[s] for s in self._dense]
+        TapeBridge(inputs or [_any_variable()], outputs, _over_tape(self), self._release)
+        return outputs
+
+
+def _over_tape(owner: RecordedRun) -> Callable[[list[Any], list[Target | None], list[bool]], list[Any]]:
+    """What MXNet calls in its backward pass: gradients of the node's inputs."""
+    def backward(output_grads: list[Any], targets: list[Target | None], begun: list[bool]) -> list[Any]:
+        run, dense = owner._run, owner._dense
+        grads = owner._gradients(output_grads, {s: t for s, t in zip(dense, targets) if t is not None})
+        position = RowIndex(owner._rows.position)
+        found = [grads.get(s) if t is not None else None for s, t in zip(dense, targets)]
+        found = [run.rows_of(g, position, 0, len(position.rows)) if isinstance(s, Pull) and g is not None else g
+                 for s, g in zip(dense, found)]
+        return found or [None]
+
+    return backward
+
+
+def _any_variable() -> Any:
+    """For a node whose gradients all go past the tape: MXNet asks a node only if one of its inputs wants a gradient."""
+    variable = mx.nd.zeros((1,))
+    variable.attach_grad()
+    return variable

@@ -64,9 +64,11 @@ def note_seconds(plans: Sequence[ClassPlan], seconds: float) -> None:
 
 def make_run(native: bool, layout: Layout, plans: Sequence[ClassPlan], ctx: Any, arrays: dict[Any, Any],
              fills: Sequence[tuple[int, int, Any]]) -> Any:
-    """A Run, or a NativeRun, which offers the same."""
+    """A Run, or a NativeRun, which offers the same. From the first NativeRun on parameters are updated natively too."""
     if native:
+        from ..updates import install_updates
         from .native_cpu.run import NativeRun
 
+        install_updates()
         return NativeRun(layout, plans, arrays, fills)
     return Run(layout, plans, MXNetBackend(ctx), arrays, fills)

@@ -18,7 +18,7 @@ from numba import cfunc, types
 
 __all__ = ["Compiled", "compile_function"]
 
-_SOURCES = ("intrinsics.py", "tiles.py", "ops.py")
+_SOURCES = ("intrinsics.py", "tiles.py", "ops.py", "pointers.py")
 
 
 @lru_cache(maxsize=1)

@@ -26,11 +26,13 @@ class Distinct(NamedTuple):
     graph : InputGraph, all of it one sample: vertices of several samples may gather the same ones
     vertices : int64 array, the vertices of the whole graph that are left
     number : int64 array, for each vertex of the whole graph its number there, that of the first one for a repeat
+    depth : int64 array, of the vertices that are left
     """
 
     graph: InputGraph
     vertices: IntArray
     number: IntArray
+    depth: IntArray
 
 
 def find_distinct(graph: InputGraph, class_of: IntArray, may_repeat: Any, keys: IntArray) -> Distinct:
@@ -43,7 +45,8 @@ def find_distinct(graph: InputGraph, class_of: IntArray, may_repeat: Any, keys: 
     may_repeat : bool array, shape (classes,): whether equal children and keys have equal results
     keys : int64 array, shape (vertices, columns)
     """
-    order = np.argsort(depths_of(graph), kind="stable")
+    depth = depths_of(graph)
+    order = np.argsort(depth, kind="stable")
     first = _first_of_its_kind(graph.child_indptr, graph.child_index, order, class_of, may_repeat, keys)
     is_left = first == np.arange(graph.num_vertices)
     vertices = np.flatnonzero(is_left)
@@ -52,7 +55,7 @@ def find_distinct(graph: InputGraph, class_of: IntArray, may_repeat: Any, keys: 
     indptr = offsets_of(arity)
     entry = np.arange(indptr[-1]) + np.repeat(graph.child_indptr[vertices] - indptr[:-1], arity)
     left = InputGraph.trusted(indptr, number[graph.child_index[entry]], np.array([0, len(vertices)], np.int64))
-    return Distinct(left, vertices, number)
+    return Distinct(left, vertices, number, depth[vertices])
 
 
 @njit(cache=True, nogil=True)

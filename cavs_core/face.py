@@ -123,10 +123,11 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
         raise RunError(f"{name}: backend={backend!r}; expected one of {', '.join(BACKENDS)}")
     start = time.perf_counter()
     graph = graphs if isinstance(graphs, InputGraph) else InputGraph.batch(list(graphs))
-    ctx = _context(cell, inputs or {})
-    floats = _parameter_dtype(cell)
+    parameters = list(cell.collect_params().values())
+    ctx = _context(parameters, inputs or {})
+    floats = _dtype_of(parameters)
     arrays = {key: _rows(value, key, graph, name, ctx, floats) for key, value in (inputs or {}).items()}
-    plan, classes = _plan(cell, graph, arrays, ctx)
+    plan, classes = _plan(cell, parameters, graph, arrays, ctx)
     plan.check_arity(graph, classes)
     rows = lay_out(plan, classes, graph, arrays, runs_in_the_end(ctx, backend) == "native")
     stats = RunStats(graph.num_samples, graph.num_vertices, graph.num_edges, rows.num_launches, rows.num_repeats)
@@ -165,14 +166,15 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
 
 # ---- planning --------------------------------------------------------------------------------
 
-def _plan(cell: VertexFunction, graph: InputGraph, arrays: dict[str, Any], ctx: Any) -> tuple[CellPlan, Classes]:
+def _plan(cell: VertexFunction, parameters: Sequence[Any], graph: InputGraph, arrays: dict[str, Any],
+          ctx: Any) -> tuple[CellPlan, Classes]:
     """What was planned for the same signature before, or a new plan; and the classes of the vertices."""
     recording = autograd.is_recording()
     wanted_pulls = tuple(sorted(k for k, x in arrays.items() if isinstance(x, NDArray) and needs_gradient(x))
                          ) if recording else ()
     pulls = {k: Spec((1, *x.shape[1:]), np.dtype(x.dtype).name) for k, x in arrays.items()}
-    dtype = _state_dtype(cell, pulls)
-    parameters = tuple(cell.collect_params().values())
+    # the states have the dtype of the parameters, else of the first floating input
+    dtype = _dtype_of(parameters) or next((s.dtype for s in pulls.values() if s.is_float), "float32")
     signature = (tuple(sorted(pulls.items())), dtype, recording, wanted_pulls, autograd.is_training())
     plan = cell._plans.get((signature, _looks(parameters)))
     if plan is None:
@@ -199,24 +201,20 @@ def _bind(plan: CellPlan, classes: Classes, arrays: dict[str, Any], ctx: Any, na
     return bound
 
 
-def _state_dtype(cell: VertexFunction, pulls: Mapping[str, Spec]) -> str:
-    """The dtype of the states: that of the parameters, else of the first floating input."""
-    return _parameter_dtype(cell) or next((s.dtype for s in pulls.values() if s.is_float), "float32")
-
-
-def _parameter_dtype(cell: VertexFunction) -> str | None:
-    dtypes = (np.dtype(p.dtype).name for p in cell.collect_params().values())
+def _dtype_of(parameters: Sequence[Any]) -> str | None:
+    """That of the first floating one."""
+    dtypes = (np.dtype(p.dtype).name for p in parameters)
     return next((dtype for dtype in dtypes if dtype.startswith("float")), None)
 
 
 # ---- inputs ----------------------------------------------------------------------------------
 
-def _context(cell: VertexFunction, inputs: Mapping[str, Any]) -> Any:
+def _context(parameters: Sequence[Any], inputs: Mapping[str, Any]) -> Any:
     for value in inputs.values():
         first = value[0] if isinstance(value, (list, tuple)) and value else value
         if isinstance(first, NDArray):
             return first.context
-    for parameter in cell.collect_params().values():
+    for parameter in parameters:
         if parameter._data is not None or parameter._deferred_init:
             return parameter.list_ctx()[0]
     return mx.current_context()

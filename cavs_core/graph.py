@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import reprlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -51,6 +51,9 @@ class InputGraph:
     child_indptr: IntArray
     child_index: IntArray
     sample_offsets: IntArray
+    # Of a batch that nobody has scheduled yet: the graphs that it was made of.
+    parts: tuple[InputGraph, ...] = field(init=False, default=())
+    known_depth: IntArray | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         call = "InputGraph"
@@ -80,7 +83,13 @@ class InputGraph:
 
     def _set(self, child_indptr: IntArray, child_index: IntArray, sample_offsets: IntArray) -> None:
         vars(self).update(num_vertices=child_indptr.size - 1, child_indptr=_frozen(child_indptr),
-                          child_index=_frozen(child_index), sample_offsets=_frozen(sample_offsets))
+                          child_index=_frozen(child_index), sample_offsets=_frozen(sample_offsets),
+                          parts=(), known_depth=None)
+
+    def note_depth(self, depth: IntArray) -> IntArray:
+        """Keep what the schedule has found out: a sample comes again in every epoch."""
+        vars(self).update(known_depth=_frozen(depth), parts=())
+        return depth
 
     # ---- constructors ------------------------------------------------------------------------------------------
 
@@ -213,10 +222,12 @@ class InputGraph:
                     "not an InputGraph. Make one with from_parents, from_edges or from_networkx.")
         first_vertex = _offsets(np.array([g.num_vertices for g in graphs], dtype=np.int64))
         first_edge = _offsets(np.array([g.num_edges for g in graphs], dtype=np.int64))
-        return cls.trusted(
+        made = cls.trusted(
             _joined([g.child_indptr[1:] for g in graphs], first_edge, start=[0]),
             _joined([g.child_index for g in graphs], first_vertex, start=[]),
             _joined([g.sample_offsets[1:] for g in graphs], first_vertex, start=[0]))
+        vars(made).update(parts=tuple(graphs))
+        return made
 
     # ---- what a graph knows ------------------------------------------------------------------------------------
 

@@ -71,10 +71,10 @@ class GraphRows:
 def lay_out(plan: CellPlan, classes: Classes, graph: InputGraph, arrays: dict[str, Any], repeats: bool) -> GraphRows:
     """Schedule the vertices and lay out their rows; with `repeats`, without those that repeat others, if it pays."""
     left = _without_repeats(plan, classes, graph, arrays) if repeats else None
-    runs, class_of, sources = graph, classes.of_vertex, None
+    runs, class_of, sources, depth = graph, classes.of_vertex, None, None
     if left is not None:
-        runs, class_of, sources = left.graph, classes.of_vertex[left.vertices], left.vertices
-    scheduled = schedule(runs, classes.by_slot)
+        runs, class_of, sources, depth = left.graph, classes.of_vertex[left.vertices], left.vertices, left.depth
+    scheduled = schedule(runs, classes.by_slot, depth)
     laid = lay_out_graphs(runs, scheduled, class_of, [cls.interface for cls in classes.all], sources)
     if left is None:
         return GraphRows(laid.layout, graph, laid.position, laid.pushing, laid.pushed, None, scheduled.num_launches, 0)

@@ -54,7 +54,7 @@ class Schedule:
         return f"Schedule(num_vertices={self.order.size}, num_launches={self.num_launches}, largest={largest})"
 
 
-def schedule(graph: InputGraph, by_slot: bool = True) -> Schedule:
+def schedule(graph: InputGraph, by_slot: bool = True, depth: IntArray | None = None) -> Schedule:
     """Group the vertices of all samples into launches, and order each launch so that gathers become ranges.
 
     The depth of a leaf is 0, of another vertex 1 + the largest depth of its children; one launch runs one depth.
@@ -70,6 +70,8 @@ def schedule(graph: InputGraph, by_slot: bool = True) -> Schedule:
     by_slot : bool
         True: the first children of a launch's vertices lie side by side, then the second ones, as `gather(k)`
         reads them. False: the children of a vertex lie side by side, as `gather_all` and `gather_sum` read them.
+    depth : int64 array
+        What `depths_of` says, for whoever knows it.
 
     Raises
     ------
@@ -84,19 +86,31 @@ def schedule(graph: InputGraph, by_slot: bool = True) -> Schedule:
     >>> plan.order.tolist()
     [0, 2, 7, 1, 3, 4, 5, 8, 6]
     """
-    depth = depths_of(graph)
+    depth = depths_of(graph) if depth is None else depth
     order, position, offsets = _order_launches(graph.child_indptr, graph.child_index, depth, bool(by_slot))
-    for array in (depth, order, position, offsets):
+    for array in (order, position, offsets):
         array.setflags(write=False)
     return Schedule(depth, order, position, offsets)
 
 
 def depths_of(graph: InputGraph) -> IntArray:
-    """The depth of each vertex: 0 for a leaf, else 1 + the largest of its children; CycleError if there is none."""
+    """The depth of each vertex: 0 for a leaf, else 1 + the largest of its children; CycleError if there is none.
+
+    A graph keeps it, so that a batch of graphs that were scheduled before only joins what they know.
+    """
+    if graph.known_depth is not None:
+        return graph.known_depth
+    known = [part.known_depth for part in graph.parts if part.known_depth is not None]
+    if known and len(known) == len(graph.parts):
+        return graph.note_depth(np.concatenate(known))
     depth, waiting = _depths(graph.child_indptr, graph.child_index)
     if waiting.any():
         raise CycleError(_cycle_text(graph, _find_cycle(graph, waiting)))
-    return depth
+    start = 0
+    for part in graph.parts:
+        part.note_depth(depth[start:start + part.num_vertices].copy())
+        start += part.num_vertices
+    return graph.note_depth(depth)
 
 
 def check_arity(graph: InputGraph, exact: int | None = None, at_least: int | None = None,

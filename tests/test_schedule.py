@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import random_dag
 
 from cavs_core.errors import ArityError, CycleError
 from cavs_core.graph import InputGraph
@@ -370,3 +371,15 @@ def test_arity_names_the_first_vertex_that_differs():
 def test_leaves_can_be_refused():
     with pytest.raises(ArityError, match="sample 0, vertex 0 has 0 children, .* at least 1 at every vertex, leaves"):
         check_arity(InputGraph.chain(2), at_least=1, allow_leaves=False)
+
+
+def test_a_batch_of_known_graphs_joins_what_they_know(monkeypatch):
+    rng = np.random.RandomState(0)
+    graphs = [random_dag(int(n), rng) for n in rng.randint(1, 20, 10)]
+    want = schedule(InputGraph.batch(graphs)).depth
+    assert all(graph.known_depth is not None for graph in graphs)
+    monkeypatch.setattr("cavs_core.schedule._depths", lambda *args: pytest.fail("looked at again"))
+    np.testing.assert_array_equal(schedule(InputGraph.batch(graphs)).depth, want)
+    mixture = InputGraph.batch([InputGraph.batch(graphs[3:]), *graphs[:3]])
+    monkeypatch.undo()
+    np.testing.assert_array_equal(schedule(mixture).depth, schedule(InputGraph.batch(graphs[3:] + graphs[:3])).depth)

@@ -55,7 +55,7 @@ class RecordedRun:
         self._bound = execution.arrays
         self._specs, self._row_shapes, self._context, self._native = specs, row_shapes, context, native
         self._stats = stats
-        # MXNet takes no sparse gradient from a node of ours: those are no inputs of it, and written past the tape.
+        # MXNet takes no sparse gradient from a node of ours: those are written past the tape.
         self._sparse = [s for s in wanted if isinstance(s, Param) and is_sparse(s.parameter)]
         self._dense = [s for s in wanted if s not in self._sparse]
         self._values: list[Any] | None = None   # of the pushed values, once the run is gone
@@ -110,7 +110,7 @@ class RecordedRun:
         mx.nd.waitall()                         # nobody may still be reading what is written now
         targets = {s: target_of(self._bound[s], s.parameter) for s in self._dense}
         made = self._gradients(grads, targets)
-        for source in self._dense:
+        for source in (*self._dense, *self._sparse):
             write_gradient(self._bound[source], source.parameter, made.get(source), add=False)
             self._bound[source]._fresh_grad = True
         if not retain_graph:
@@ -118,7 +118,7 @@ class RecordedRun:
         return True
 
     def _gradients(self, output_grads: Sequence[Any], targets: dict[Any, Target]) -> dict[Any, Any]:
-        """Gradients of the sources that have a target, WRITTEN where they are there; sparse ones are written."""
+        """Gradients of the sources that have a target, WRITTEN where they are there, and of the sparse ones."""
         if self._run is None:
             raise RunError("backward through a run whose memory was freed by an earlier backward; "
                            "pass retain_graph=True to the earlier one")
@@ -133,9 +133,6 @@ class RecordedRun:
             if source in targets:
                 grads[source] = run.total(grads.get(source),
                                           run.pulled(k, row, row + 1).reshape(self._bound[source].shape))
-        for source in self._sparse:
-            write_gradient(self._bound[source], source.parameter, grads.get(source), add=False)
-            self._bound[source]._fresh_grad = True
         self._stats.backward_ops = run.launched - before
         self._stats.backward_ms = (time.perf_counter() - start) * 1e3
         return grads
@@ -163,7 +160,8 @@ class RecordedRun:
         else:
             outputs = [self._taken(token) for token in range(len(self._specs))]
         inputs = [self._arrays[s.name] if isinstance(s, Pull) else self._bound[s] for s in self._dense]
-        TapeBridge(inputs or [_any_variable()], outputs, _over_tape(self), self._release)
+        TapeBridge(inputs or [_any_variable()], outputs, _over_tape(self), self._release,
+                   [(self._bound[s], s.parameter) for s in self._sparse])
         return outputs
 
 
@@ -176,7 +174,7 @@ def _over_tape(owner: RecordedRun) -> Callable[[list[Any], list[Target | None], 
         found = [grads.get(s) if t is not None else None for s, t in zip(dense, targets)]
         found = [run.rows_of(g, position, 0, len(position.rows)) if isinstance(s, Pull) and g is not None else g
                  for s, g in zip(dense, found)]
-        return found or [None]
+        return [*(found or [None]), *[grads.get(s) for s in owner._sparse]]
 
     return backward
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from .array_memory import address_of_data, view_of_data
 from .backends.targets import WRITTEN, Target
+from .gradients import write_gradient
 from .lazy import LazyArray
 from .mxnet_compat import MXNetError, autograd, mx
 
@@ -52,16 +53,23 @@ class TapeBridge:
         (output gradients, targets, begun) -> gradients. `targets[i]` is the Target that takes the gradient of input i,
         None if that is not asked for; `begun[k]` is False where the pass is known not to begin at output k. A gradient
         may be None for zero, WRITTEN if it stands in its target already, or UNTOUCHED where nothing that the pass began
-        at depends on the input: MXNet would not touch its gradient.
+        at depends on the input: MXNet would not touch its gradient. Behind those of the inputs come the gradients of
+        `past_tape`.
     release : callable
         Frees what the run kept for backward.
+    past_tape : (array, parameter) pairs
+        What is no input because MXNet takes no sparse gradient from a node like this. Their gradients, as
+        `write_gradient` takes them, are written when the pass is over: another node may bring more of them.
     """
 
     def __init__(self, inputs: Sequence[Any], outputs: Sequence[Any],
                  backward: Callable[[list[Any], list[Target | None], list[bool]], Sequence[Any]],
-                 release: Callable[[], None]):
+                 release: Callable[[], None], past_tape: Sequence[tuple[Any, Any]] = ()):
         wrap_backward()
         self._backward, self._release = backward, release
+        self.past_tape = list(past_tape)
+        self.brought: list[Any] = []            # their gradients, while a pass is under way
+        self.expected = False                   # whether somebody waits for the pass, and writes them
         self._error: BaseException | None = None
         self._inputs = list(inputs)
         self._outputs = {x.handle.value: k for k, x in enumerate(outputs)}
@@ -103,6 +111,7 @@ class TapeBridge:
 
     def expect(self, begins: list[bool] | None) -> None:
         """A pass is about to begin, at these outputs or nobody knows where."""
+        self.expected = True
         self._begun = begins or [True] * len(self._outputs)
         # Asked now: the callback must not wait for an array that it is there to write.
         self._memory = [] if all(self._begun) else [
@@ -115,6 +124,9 @@ class TapeBridge:
             reqs = [reqs[i] for i in range(num_igrads)]
             targets = [None if req == _NULL else Target(x, req == _ADD) for x, req in zip(arrays[num_ograds:], reqs)]
             grads = self._backward(arrays[:num_ograds], targets, self._begun)
+            self.brought = list(grads[num_igrads:])
+            if not self.expected:
+                _write_past_tape([self], {})
             for k, (target, grad, req) in enumerate(zip(arrays[num_ograds:], grads, reqs)):
                 if grad is WRITTEN:
                     continue
@@ -181,7 +193,7 @@ def wrap_backward() -> None:
     def grad(heads, variables, head_grads=None, retain_graph=None, create_graph=False, train_mode=True):
         retain_graph = create_graph if retain_graph is None else retain_graph
         return _waited(lambda keep: _originals["grad"](heads, variables, head_grads, keep, create_graph, train_mode),
-                       heads, retain_graph)
+                       heads, retain_graph, only_named=True)
 
     @functools.wraps(_originals["method"])
     def method(self, out_grad=None, retain_graph=False, train_mode=True):
@@ -216,12 +228,13 @@ def _begun_by_owner(heads: Any, head_grads: Any, retain_graph: bool, train_mode:
     return begin is not None and begin(heads, head_grads, retain_graph, over_tape)
 
 
-def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool) -> Any:
+def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool, only_named: bool = False) -> Any:
     """Run a backward pass and, while nodes of ours are alive, wait for their callbacks and raise their errors.
 
     `call(retain_graph)` is MXNet's own function. It would end a node after one pass, but the outputs of one node may be
     the losses of many samples, each with a pass of its own. So MXNet keeps the graph of such a node, and the memory of
-    the run is freed when a pass began at all its outputs, or when they die.
+    the run is freed when a pass began at all its outputs, or when they die. With `only_named` no gradient is written
+    but those that the caller has named.
     """
     if not _nodes or isinstance(threading.current_thread(), threading._DummyThread):
         # Nothing of ours; or a pass inside somebody's callback on an engine thread, where waiting would never end.
@@ -241,6 +254,7 @@ def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool) -> Any:
     with _lock:
         _passes[me] = _passes.get(me, 0) + 1
     result, failure = None, None
+    fresh = _mark_stale(nodes)
     try:
         result = call(keep)
         mx.nd.waitall()
@@ -255,6 +269,10 @@ def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool) -> Any:
             ours = [n for n in _called if n._thread == me or n._thread not in _passes]
             _called[:] = [n for n in _called if n not in ours]
     errors = [n._error for n in ours if n._error is not None]
+    if only_named:
+        for node in ours:
+            node.brought = []
+    _write_past_tape(ours, fresh)
     for node in ours:
         node._error = None
         if not retain_graph and (len(node._outputs) == 1 or id(node) in complete):
@@ -264,6 +282,27 @@ def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool) -> Any:
     if failure is not None:
         raise failure
     return result
+
+
+def _mark_stale(nodes: Sequence[TapeBridge]) -> dict[int, tuple[Any, bool]]:
+    """Arrays that nodes may bring gradients of: id -> the array, and whether its gradient was fresh before the pass."""
+    found = {id(data): data for node in nodes for data, _ in node.past_tape}
+    before = {key: (data, data._fresh_grad) for key, data in found.items()}
+    for data in found.values():
+        data._fresh_grad = False                # to see whether the pass over the tape brings part of it
+    return before
+
+
+def _write_past_tape(nodes: Sequence[TapeBridge], before: dict[int, tuple[Any, bool]]) -> None:
+    """Write what nodes brought; added to what the tape or another node has brought in the same pass."""
+    for node in nodes:
+        for (data, parameter), grad in zip(node.past_tape, node.brought):
+            if grad is not UNTOUCHED:
+                write_gradient(data, parameter, grad, add=data._fresh_grad)
+                data._fresh_grad = True
+        node.brought, node.expected = [], False
+    for data, fresh in before.values():
+        data._fresh_grad = data._fresh_grad or fresh
 
 
 # ---- what is on the tape ---------------------------------------------------------------------

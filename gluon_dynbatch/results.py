@@ -319,12 +319,8 @@ class Flushed:
             if not all(begun):
                 reached_leaves, reached_params = self._wanted(reached(self.r, self.s, heads.values[np.array(begun)]))
                 touched = {*reached_leaves, *reached_params}
-            for v, (data, parameter) in sparse.items():     # no inputs of the node: MXNet takes no such gradient
-                if touched is None or v in touched:
-                    write_gradient(data, parameter, made[v], add=False)
-                    data._fresh_grad = True
-            grads = as_arrays_like([made.get(v) for v in dense], inputs)
-            return [g if touched is None or v in touched else UNTOUCHED for v, g in zip(dense, grads)]
+            grads = [*as_arrays_like([made.get(v) for v in dense], inputs), *[made[v] for v in sparse]]
+            return [g if touched is None or v in touched else UNTOUCHED for v, g in zip((*dense, *sparse), grads)]
 
-        TapeBridge(inputs, outputs, backward, self.free)
+        TapeBridge(inputs, outputs, backward, self.free, list(sparse.values()))
         return {int(v): out for v, out in zip(heads.values, outputs)}

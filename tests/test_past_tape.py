@@ -1,4 +1,4 @@
-"""Sparse gradients, which are written past the tape: several nodes of one pass bring them, and MXNet's own operators."""
+"""Sparse gradients, which are written past the tape: several nodes of one pass bring them, and MXNet itself."""
 
 import numpy as np
 import pytest

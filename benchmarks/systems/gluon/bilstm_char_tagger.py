@@ -138,8 +138,9 @@ class CavsTagger(gluon.Block):
     def __init__(self, workload):
         super().__init__(prefix="")
         self.embed, self.char_embed = embedding(workload), embedding(workload, "char_embed")
-        self.chars_l0, self.chars_r0, self.words_l0, self.words_r0 = (
-            ChainFunction(workload, name) for name in ("chars_l0", "chars_r0", "words_l0", "words_r0"))
+        self.chars_l0, self.chars_r0 = (ChainFunction(workload, name, self.char_embed, only_last=True)
+                                        for name in ("chars_l0", "chars_r0"))
+        self.words_l0, self.words_r0 = (ChainFunction(workload, name) for name in ("words_l0", "words_r0"))
         self.out, self.cross_entropy = dense(workload, "out"), gluon.loss.SoftmaxCrossEntropyLoss()
 
     def prepare(self, sentence):
@@ -155,8 +156,8 @@ class CavsTagger(gluon.Block):
         starts = word_chains.sample_offsets
         back = nd.array(np.repeat(starts[:-1] + starts[1:] - 1, np.diff(starts)) - np.arange(len(words)))
 
-        left = self.chars_l0([char_chains], {"x": self.char_embed(nd.array(np.concatenate(chars)))}).roots
-        right = self.chars_r0([char_chains], {"x": self.char_embed(nd.array(np.concatenate(chars_back)))}).roots
+        left = self.chars_l0([char_chains], {"x": np.concatenate(chars)}).pushed
+        right = self.chars_r0([char_chains], {"x": np.concatenate(chars_back)}).pushed
         x = nd.concat(self.embed(nd.array(words)), left, right, dim=1)
         forward = self.words_l0([word_chains], {"x": x}).pushed
         backward = nd.take(self.words_r0([word_chains], {"x": nd.take(x, back)}).pushed, back)

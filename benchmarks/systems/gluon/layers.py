@@ -23,14 +23,19 @@ def lstm_cell(workload, name):
 
 
 class ChainFunction(cavs.VertexFunction):
-    """An LSTM over chains, for the Cavs face: pulls x, pushes h."""
+    """An LSTM over chains, for the Cavs face: pulls x, a row or a number that is looked up in `embed`, and pushes h.
 
-    def __init__(self, workload, name):
+    With `only_last`, of the last vertex of each chain.
+    """
+
+    def __init__(self, workload, name, embed=None, only_last=False):
         hidden = workload.params[f"{name}_h2h_weight"].shape[1]
         super().__init__(state_shapes=[(hidden,), (hidden,)], prefix="")
-        self.cell = lstm_cell(workload, name)
+        self.cell, self.embed, self.only_last = lstm_cell(workload, name), embed, only_last
 
     def vertex(self, F, v):
-        h, states = self.cell(v.pull("x"), list(v.gather(0)))
+        x = v.pull("x") if self.embed is None else self.embed(v.pull("x"))
+        h, states = self.cell(x, list(v.gather(0)))
         v.scatter(*states)
-        v.push(h)
+        if not self.only_last or v.is_root:
+            v.push(h)

@@ -87,6 +87,7 @@ def schedule(graph: InputGraph, by_slot: bool = True, depth: IntArray | None = N
     [0, 2, 7, 1, 3, 4, 5, 8, 6]
     """
     depth = depths_of(graph) if depth is None else depth
+    depth.setflags(write=False)
     order, position, offsets = _order_launches(graph.child_indptr, graph.child_index, depth, bool(by_slot))
     for array in (order, position, offsets):
         array.setflags(write=False)

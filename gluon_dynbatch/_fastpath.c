@@ -11,14 +11,14 @@
 #include <stdint.h>
 #include <string.h>
 
-enum {INTERFACE = 3};                           /* the same number as in fastpath.py */
+enum {INTERFACE = 4};                           /* the same number as in fastpath.py */
 
 static struct {
     PyTypeObject *lazy, *ndarray, *integer;
     PyObject *retry;
     Py_ssize_t owner, token;                    /* where a LazyArray keeps them */
     long long first, largest;
-    PyObject *append, *vertices, *forward_hooks, *forward_pre_hooks, *watched, *too_late;       /* names */
+    PyObject *append, *vertices, *forward_hooks, *forward_pre_hooks, *too_late;         /* names */
 } known;
 
 #ifdef _MSC_VER
@@ -47,7 +47,7 @@ static void drop(PyObject *const *some, Py_ssize_t count)
 /* ---- the calls of one flush ------------------------------------------------------------------ */
 
 typedef struct {
-    PyObject *calls, *log, *made, *leaf_of, *outside, *data;
+    PyObject *calls, *log, *made, *watchers, *leaf_of, *outside, *data;
 } Target;
 
 static int open_target(Target *target, PyObject *calls)
@@ -55,24 +55,25 @@ static int open_target(Target *target, PyObject *calls)
     target->calls = held(calls);
     if (!(target->log = PyObject_GetAttrString(calls, "log"))
         || !(target->made = PyObject_GetAttrString(calls, "made"))
+        || !(target->watchers = PyObject_GetAttrString(calls, "watchers"))
         || !(target->leaf_of = PyObject_GetAttrString(calls, "leaf_of"))
         || !(target->outside = PyObject_GetAttrString(calls, "outside"))
         || !(target->data = PyObject_GetAttrString(calls, "data")))
         return 0;
     if (!PyByteArray_CheckExact(target->log) || !PyList_CheckExact(target->made)
-        || !PyDict_CheckExact(target->leaf_of)) {
-        PyErr_SetString(PyExc_TypeError, "calls have a log (bytearray), made (list) and leaf_of (dict)");
+        || !PyList_CheckExact(target->watchers) || !PyDict_CheckExact(target->leaf_of)) {
+        PyErr_SetString(PyExc_TypeError, "calls have a log (bytearray), made, watchers (lists) and leaf_of (dict)");
         return 0;
     }
     return 1;
 }
 
 #define VISIT_TARGET(t) \
-    Py_VISIT((t).calls); Py_VISIT((t).log); Py_VISIT((t).made); Py_VISIT((t).leaf_of); Py_VISIT((t).outside); \
-    Py_VISIT((t).data)
+    Py_VISIT((t).calls); Py_VISIT((t).log); Py_VISIT((t).made); Py_VISIT((t).watchers); Py_VISIT((t).leaf_of); \
+    Py_VISIT((t).outside); Py_VISIT((t).data)
 #define CLEAR_TARGET(t) \
-    Py_CLEAR((t).calls); Py_CLEAR((t).log); Py_CLEAR((t).made); Py_CLEAR((t).leaf_of); Py_CLEAR((t).outside); \
-    Py_CLEAR((t).data)
+    Py_CLEAR((t).calls); Py_CLEAR((t).log); Py_CLEAR((t).made); Py_CLEAR((t).watchers); Py_CLEAR((t).leaf_of); \
+    Py_CLEAR((t).outside); Py_CLEAR((t).data)
 
 /* What `outside` or `data` returned, which must be a LazyArray. */
 static PyObject *only_lazy(PyObject *made)
@@ -104,6 +105,81 @@ static PyObject *operand(Target *target, PyObject *array)
 {
     PyObject *found = known_operand(target, array);
     return found || PyErr_Occurred() ? found : only_lazy(PyObject_CallOneArg(target->outside, array));
+}
+
+/* ---- tokens ---------------------------------------------------------------------------------- */
+
+#if PY_VERSION_HEX >= 0x030C0000
+#define INT_TAG(x) ((PyLongObject *)(x))->long_value.lv_tag
+#define INT_SIZE(x) ((Py_ssize_t)(INT_TAG(x) >> 3) * (1 - (Py_ssize_t)(INT_TAG(x) & 3)))
+#define INT_DIGITS(x) ((PyLongObject *)(x))->long_value.ob_digit
+#else
+#define INT_SIZE(x) Py_SIZE(x)
+#define INT_DIGITS(x) ((PyLongObject *)(x))->ob_digit
+#endif
+
+/* The value of an int of at most two digits, as tokens and word ids are: 1; 0 if it has more. */
+static inline int short_int(PyObject *x, int64_t *value)
+{
+    const digit *digits = INT_DIGITS(x);
+    switch (INT_SIZE(x)) {
+    case 0: *value = 0; return 1;
+    case 1: *value = digits[0]; return 1;
+    case 2: *value = digits[0] | (int64_t)digits[1] << PyLong_SHIFT; return 1;
+    case -1: *value = -(int64_t)digits[0]; return 1;
+    case -2: *value = -(digits[0] | (int64_t)digits[1] << PyLong_SHIFT); return 1;
+    default: return 0;
+    }
+}
+
+/* The token of an array: 1, 0 if it has none (any more: another thread has given it its value), -1 for an error. */
+static int token_of(PyObject *array, int64_t *word)
+{
+    PyObject *token = IS_LAZY(array) ? SLOT(array, known.token) : NULL;
+    if (!token || !PyLong_Check(token))
+        return 0;
+    if (short_int(token, word))
+        return 1;
+    *word = PyLong_AsLongLong(token);
+    return *word == -1 && PyErr_Occurred() ? -1 : 1;
+}
+
+/* Every flush counts its results from the first token on. So tokens whose arrays are dead are kept, by their number:
+   the next flush takes them and makes none. */
+enum {MOST_SPARE = 1 << 16};
+static PyObject **spare;                        /* MOST_SPARE places, NULL where there is none */
+
+static PyObject *new_token(Py_ssize_t number)
+{
+    PyObject *token;
+    if (number >= MOST_SPARE || !spare || !(token = spare[number]))
+        return PyLong_FromLongLong(known.first + number);
+    spare[number] = NULL;
+    return token;
+}
+
+/* Keep the tokens of a list that nobody else holds; None takes their places, so that its length stays. */
+static PyObject *recycle(PyObject *module, PyObject *made)
+{
+    Py_ssize_t k, n;
+    (void)module;
+    if (!PyList_CheckExact(made)) {
+        PyErr_SetString(PyExc_TypeError, "recycle takes the list of tokens");
+        return NULL;
+    }
+    if (!spare && !(spare = PyMem_Calloc(MOST_SPARE, sizeof *spare)))
+        return PyErr_NoMemory();
+    n = PyList_GET_SIZE(made) < MOST_SPARE ? PyList_GET_SIZE(made) : MOST_SPARE;
+    for (k = 0; k < n; k++) {
+        PyObject *token = PyList_GET_ITEM(made, k);
+        int64_t value;
+        if (!spare[k] && Py_REFCNT(token) == 1 && PyLong_CheckExact(token) && short_int(token, &value)
+            && value == known.first + k) {
+            spare[k] = token;
+            PyList_SET_ITEM(made, k, held(Py_None));
+        }
+    }
+    return held(Py_None);
 }
 
 /* ---- a stretch of the log -------------------------------------------------------------------- */
@@ -141,16 +217,6 @@ static int put_word(Words *w, int64_t word)
     }
     w->words[w->count++] = word;
     return 1;
-}
-
-/* The token of an array: 1, 0 if it has none (any more: another thread has given it its value), -1 for an error. */
-static int token_of(PyObject *array, int64_t *word)
-{
-    PyObject *token = IS_LAZY(array) ? SLOT(array, known.token) : NULL;
-    if (!token || !PyLong_Check(token))
-        return 0;
-    *word = PyLong_AsLongLong(token);
-    return *word == -1 && PyErr_Occurred() ? -1 : 1;
 }
 
 static int put_token(Words *w, PyObject *array)
@@ -215,6 +281,55 @@ static PyObject *build(PyObject *structure, PyObject *const *results)
     return made;
 }
 
+/* What a call returns: most return one result, or all of them in a list or tuple, and need no walk. */
+typedef struct {
+    PyObject *structure;
+    Py_ssize_t num_results;
+    enum {NESTED, ONE, IN_TUPLE, IN_LIST} kind;
+} Results;
+
+/* 0 with an error if a structure is none. */
+static int open_results(Results *results, PyObject *structure, Py_ssize_t num_results)
+{
+    Py_ssize_t k = 0;
+    if (!check_structure(structure, num_results))
+        return 0;
+    results->structure = held(structure);
+    results->num_results = num_results;
+    results->kind = NESTED;
+    if (PyLong_CheckExact(structure) && num_results == 1)
+        results->kind = ONE;
+    else if (is_pair(structure) && PyTuple_GET_SIZE(PyTuple_GET_ITEM(structure, 1)) == num_results) {
+        PyObject *parts = PyTuple_GET_ITEM(structure, 1);
+        while (k < num_results && PyLong_CheckExact(PyTuple_GET_ITEM(parts, k))
+               && PyLong_AsSsize_t(PyTuple_GET_ITEM(parts, k)) == k)
+            k++;
+        if (k == num_results)
+            results->kind = PyTuple_GET_ITEM(structure, 0) == (PyObject *)&PyTuple_Type ? IN_TUPLE : IN_LIST;
+    }
+    return 1;
+}
+
+/* What a call returns, made of its results, which are dropped. */
+static PyObject *deliver(const Results *what, PyObject **results)
+{
+    PyObject *made;
+    if (what->kind == ONE)
+        return results[0];
+    if (what->kind == NESTED)
+        made = build(what->structure, results);
+    else {
+        made = what->kind == IN_TUPLE ? PyTuple_New(what->num_results) : PyList_New(what->num_results);
+        if (made) {
+            PyObject **items = what->kind == IN_TUPLE ? &PyTuple_GET_ITEM(made, 0) : &PyList_GET_ITEM(made, 0);
+            memcpy(items, results, what->num_results * sizeof *results);
+            return made;
+        }
+    }
+    drop(results, what->num_results);
+    return made;
+}
+
 static PyObject *new_lazy(PyObject *owner)
 {
     PyObject *made = known.lazy->tp_alloc(known.lazy, 0);
@@ -223,20 +338,51 @@ static PyObject *new_lazy(PyObject *owner)
     return made;
 }
 
+/* Append to a list, which takes over the reference: 0, -1 for an error, and the list is as before. */
+static int append_item(PyObject *list, PyObject *item)
+{
+    Py_ssize_t size = PyList_GET_SIZE(list);
+    int failed = 0;
+    if (size < ((PyListObject *)list)->allocated) {
+        Py_SET_SIZE(list, size + 1);
+        PyList_SET_ITEM(list, size, item);
+    } else {
+        failed = PyList_Append(list, item);
+        Py_DECREF(item);
+    }
+    return failed;
+}
+
+/* Append to a log: 0, -1 for an error, and the log is as before. It grows by doubling: `PyByteArray_Resize` would
+   copy it for every eighth more. */
+static int append_bytes(PyObject *log, const void *bytes, Py_ssize_t count)
+{
+    PyByteArrayObject *array = (PyByteArrayObject *)log;
+    Py_ssize_t size = Py_SIZE(log), end = size + count;
+    if (array->ob_exports || array->ob_start - array->ob_bytes + end >= array->ob_alloc) {
+        if (PyByteArray_Resize(log, 2 * end))
+            return -1;
+        Py_SET_SIZE(log, end);
+    } else
+        Py_SET_SIZE(log, end);
+    memcpy(array->ob_start + size, bytes, count);
+    array->ob_start[end] = 0;                   /* as the bytearray itself has it */
+    return 0;
+}
+
 /* Number the results and append the call: all of it, or nothing and 0. No Python code runs in here, not even that of
    the garbage collector: nobody sees half a call. */
-static int append_words(Target *target, const Words *w, PyObject *const *results, Py_ssize_t num_results)
+static int append_words(Target *target, const int64_t *words, Py_ssize_t count, PyObject *const *results,
+                        Py_ssize_t num_results)
 {
-    Py_ssize_t k, before = PyList_GET_SIZE(target->made), size = PyByteArray_GET_SIZE(target->log);
+    Py_ssize_t k, before = PyList_GET_SIZE(target->made);
     for (k = 0; k < num_results; k++) {
-        PyObject *token = SLOT(results[k], known.token) = PyLong_FromLongLong(known.first + before + k);
-        if (!token || PyList_Append(target->made, token))
+        PyObject *token = SLOT(results[k], known.token) = new_token(before + k);
+        if (!token || append_item(target->made, held(token)))
             break;
     }
-    if (k == num_results && !PyByteArray_Resize(target->log, size + w->count * sizeof *w->words)) {
-        memcpy(PyByteArray_AS_STRING(target->log) + size, w->words, w->count * sizeof *w->words);
+    if (k == num_results && !append_bytes(target->log, words, count * sizeof *words))
         return 1;
-    }
     PyList_SetSlice(target->made, before, PyList_GET_SIZE(target->made), NULL);
     return 0;
 }
@@ -244,32 +390,35 @@ static int append_words(Target *target, const Words *w, PyObject *const *results
 /* Whether another thread has flushed the calls without the one that made an array; -1 for an error. */
 static int came_too_late(Target *target, PyObject *array)
 {
-    PyObject *watched = PyObject_GetAttr(target->calls, known.watched), *answer;
-    int late = watched ? PyObject_IsTrue(watched) : -1;
-    Py_XDECREF(watched);
-    if (late == 1) {
-        answer = PyObject_CallMethodOneArg(target->calls, known.too_late, SLOT(array, known.token));
-        late = answer ? PyObject_IsTrue(answer) : -1;
-        Py_XDECREF(answer);
-    }
+    PyObject *answer;
+    int late;
+    if (!PyList_GET_SIZE(target->watchers))
+        return 0;
+    answer = PyObject_CallMethodOneArg(target->calls, known.too_late, SLOT(array, known.token));
+    late = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
     return late;
 }
 
 /* Append a call to the log and make its results, or RETRY if it came too late. */
-static PyObject *emit(Target *target, const Words *w, PyObject *const *owners, Py_ssize_t num_results,
-                      PyObject *structure)
+static PyObject *emit(Target *target, const int64_t *words, Py_ssize_t num_words, PyObject *const *owners,
+                      const Results *what)
 {
     PyObject *fixed[16], **results = fixed, *made = NULL;
-    Py_ssize_t count = 0;
-    if (num_results > 16 && !(results = PyMem_Malloc(num_results * sizeof *results)))
+    Py_ssize_t count = 0, n = what->num_results;
+    int late = -1;
+    if (n > 16 && !(results = PyMem_Malloc(n * sizeof *results)))
         return PyErr_NoMemory();
-    while (count < num_results && (results[count] = new_lazy(owners[count])))
+    while (count < n && (results[count] = new_lazy(owners[count])))
         count++;
-    if (count == num_results && append_words(target, w, results, count)) {
-        int late = came_too_late(target, results[0]);
-        made = late < 0 ? NULL : late ? held(known.retry) : build(structure, results);
+    if (count == n && append_words(target, words, num_words, results, n))
+        late = came_too_late(target, results[0]);
+    if (late == 0)
+        made = deliver(what, results);
+    else {
+        drop(results, count);
+        made = late < 0 ? NULL : held(known.retry);
     }
-    drop(results, count);
     if (results != fixed)
         PyMem_Free(results);
     return made;
@@ -281,7 +430,8 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
     Target target;
-    PyObject *structure, *owners;
+    Results results;
+    PyObject *owners;
     long long number;
     Py_ssize_t num_operands, slots;
 } Append;
@@ -330,8 +480,7 @@ static PyObject *append_operands(Append *self, PyObject *const *operands, Py_ssi
         }
     }
     if (right == 1)
-        made = emit(&self->target, &w, &PyTuple_GET_ITEM(self->owners, 0), PyTuple_GET_SIZE(self->owners),
-                    self->structure);
+        made = emit(&self->target, w.words, w.count, &PyTuple_GET_ITEM(self->owners, 0), &self->results);
     else if (right == 0)                        /* another thread has given an operand its value: flushed the calls */
         made = held(known.retry);
     end_words(&w);
@@ -361,15 +510,14 @@ static PyObject *append_new(PyTypeObject *type, PyObject *args, PyObject *names)
         PyErr_SetString(PyExc_ValueError, "a call has operands, none or more, and at least one result");
         return NULL;
     }
-    if (!check_structure(structure, PyTuple_GET_SIZE(owners)) || !(self = (Append *)type->tp_alloc(type, 0)))
+    if (!(self = (Append *)type->tp_alloc(type, 0)))
         return NULL;
     self->call = append_call;
-    self->structure = held(structure);
     self->owners = held(owners);
     self->number = number;
     self->num_operands = num_operands;
     self->slots = slots;
-    if (!open_target(&self->target, calls))
+    if (!open_results(&self->results, structure, PyTuple_GET_SIZE(owners)) || !open_target(&self->target, calls))
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -378,7 +526,7 @@ static int append_traverse(PyObject *me, visitproc visit, void *arg)
 {
     Append *self = (Append *)me;
     VISIT_TARGET(self->target);
-    Py_VISIT(self->structure);
+    Py_VISIT(self->results.structure);
     Py_VISIT(self->owners);
     return 0;
 }
@@ -387,7 +535,7 @@ static int append_clear(PyObject *me)
 {
     Append *self = (Append *)me;
     CLEAR_TARGET(self->target);
-    Py_CLEAR(self->structure);
+    Py_CLEAR(self->results.structure);
     Py_CLEAR(self->owners);
     return 0;
 }
@@ -531,10 +679,11 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
     Target target;
-    PyObject *structure, *entries, *other, *general, *lengths;
+    Results results;
+    PyObject *entries, *other, *general, *lengths;
     PyObject *hooks;                            /* of a block: dicts, which are empty as long as there are none; or NULL */
     PyObject *last_key, *last_entry;            /* of the newest call */
-    Py_ssize_t num_args, num_results, num_operands, num_code;
+    Py_ssize_t num_args, num_operands, num_code;
     int *code;
 } Record;
 
@@ -701,9 +850,10 @@ static int find_entry(Record *self, PyObject *const *arrays, Py_ssize_t count, O
     }
     if (!(entry = PyDict_GetItemWithError(self->entries, found->key)))
         return PyErr_Occurred() ? -1 : 0;
-    if (!PyTuple_CheckExact(entry) || PyTuple_GET_SIZE(entry) != 1 + self->num_results
+    if (!PyTuple_CheckExact(entry) || PyTuple_GET_SIZE(entry) != 1 + self->results.num_results
         || !PyLong_Check(PyTuple_GET_ITEM(entry, 0))) {
-        PyErr_Format(PyExc_ValueError, "an entry is a number and the owners of %zd results", self->num_results);
+        PyErr_Format(PyExc_ValueError, "an entry is a number and the owners of %zd results",
+                     self->results.num_results);
         return -1;
     }
     found->entry = held(entry);
@@ -793,7 +943,7 @@ static int try_record(Record *self, PyObject *const *args, Py_ssize_t num_args, 
     begin_words(&w);
     right = read_call(self, args, &w, &found);
     if (right == 1) {
-        *made = emit(&self->target, &w, &PyTuple_GET_ITEM(found.entry, 1), self->num_results, self->structure);
+        *made = emit(&self->target, w.words, w.count, &PyTuple_GET_ITEM(found.entry, 1), &self->results);
         right = *made ? 1 : -1;
     }
     end_words(&w);
@@ -926,18 +1076,17 @@ static PyObject *record_new(PyTypeObject *type, PyObject *args, PyObject *names)
         PyErr_SetString(PyExc_ValueError, "a call has a result, and its list is one of the arguments");
         return NULL;
     }
-    if (!check_structure(structure, num_results) || !(self = (Record *)type->tp_alloc(type, 0)))
+    if (!(self = (Record *)type->tp_alloc(type, 0)))
         return NULL;
     self->call = record_call;
-    self->structure = held(structure);
     self->entries = held(entries);
     self->other = held(other);
     self->general = held(general);
     self->lengths = held(lengths);
     self->hooks = hooks ? held(hooks) : NULL;
     self->num_args = PyTuple_GET_SIZE(forms);
-    self->num_results = num_results;
-    if (!open_target(&self->target, calls) || !put_forms(self, forms, place))
+    if (!open_results(&self->results, structure, num_results) || !open_target(&self->target, calls)
+        || !put_forms(self, forms, place))
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -946,7 +1095,7 @@ static int record_traverse(PyObject *me, visitproc visit, void *arg)
 {
     Record *self = (Record *)me;
     VISIT_TARGET(self->target);
-    Py_VISIT(self->structure);
+    Py_VISIT(self->results.structure);
     Py_VISIT(self->entries);
     Py_VISIT(self->other);
     Py_VISIT(self->general);
@@ -961,7 +1110,7 @@ static int record_clear(PyObject *me)
 {
     Record *self = (Record *)me;
     CLEAR_TARGET(self->target);
-    Py_CLEAR(self->structure);
+    Py_CLEAR(self->results.structure);
     Py_CLEAR(self->entries);
     Py_CLEAR(self->other);
     Py_CLEAR(self->general);
@@ -1212,6 +1361,7 @@ static PyMethodDef functions[] = {
     {"bind", bind, METH_VARARGS, "bind(LazyArray, ndarray, integer, RETRY, first token, largest word id): once, first"},
     {"common_owner", common_owner, METH_O, "common_owner(arrays) -> the owner of all of them; None if there is none"},
     {"listen", listen, METH_O, "listen(whom): who listens on this thread from now on; None: nobody"},
+    {"recycle", recycle, METH_O, "recycle(tokens): the next flushes may take those that only the list holds"},
     {"is_held", is_held, METH_O, "is_held(tokens) -> for each a byte: whether anybody but the list holds it"},
     {NULL}};
 
@@ -1227,7 +1377,6 @@ PyMODINIT_FUNC PyInit__fastpath(void)
         || !(known.vertices = PyUnicode_InternFromString("vertices"))
         || !(known.forward_hooks = PyUnicode_InternFromString("_forward_hooks"))
         || !(known.forward_pre_hooks = PyUnicode_InternFromString("_forward_pre_hooks"))
-        || !(known.watched = PyUnicode_InternFromString("watched"))
         || !(known.too_late = PyUnicode_InternFromString("too_late"))
         || PyModule_AddType(module, &AppendType) || PyModule_AddType(module, &OperatorsType)
         || PyModule_AddType(module, &RecordType)

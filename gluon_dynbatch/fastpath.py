@@ -28,7 +28,7 @@ import numpy as np
 from cavs_core import LazyArray, tell
 from cavs_core.mxnet_compat import mx
 
-INTERFACE = 3                   # of `_fastpath.c`: whoever changes what it offers counts up, here and there
+INTERFACE = 4                   # of `_fastpath.c`: whoever changes what it offers counts up, here and there
 
 compiled: ModuleType | None
 try:
@@ -39,7 +39,7 @@ if getattr(compiled, "INTERFACE", 0) != INTERFACE:      # compiled from an older
     compiled = None
 
 __all__ = ["FIRST", "RETRY", "KEYED", "common_owner", "compiled", "find_held", "flat_form", "form_of", "make_append",
-           "make_operators", "make_recorder", "structure_of"]
+           "make_operators", "make_recorder", "recycle", "structure_of"]
 
 FIRST = 1 << 32                 # the first token; far from the small ints, which Python makes only once
 RETRY = object()                # a call came too late for the calls that it was meant for
@@ -61,6 +61,7 @@ class _Packs(dict):
 
 
 _packs = _Packs()
+_BOUND = "log=calls.log, made=calls.made, watchers=calls.watchers"      # what a generated function has at hand
 _NAMES = {"packs": _packs, "FIRST": FIRST, "RETRY": RETRY, "LARGEST": _LARGEST, "LazyArray": LazyArray,
           "ndarray": np.ndarray, "word_id": _word_id}
 
@@ -79,6 +80,12 @@ def find_held(made: list[int]) -> Any:
     if compiled is not None:
         return np.frombuffer(compiled.is_held(made), bool)
     return np.fromiter(map(sys.getrefcount, made), np.int64, len(made)) > _HELD_ONCE
+
+
+def recycle(made: list[int]) -> None:
+    """A flush is over: the next ones may take the tokens that only the list holds."""
+    if compiled is not None:
+        compiled.recycle(made)
 
 
 def common_owner(arrays: Any) -> Any:
@@ -156,7 +163,7 @@ def make_append(num_operands: int, structure: Any, num_outputs: int, slots: int 
     lines = [
         "def make(calls, number, owners):",
         f"    {_listed(_outputs('o', num_outputs))} = owners",
-        f"    def append(operands, log=calls.log, made=calls.made, pack=packs[{1 + num_operands}]):",
+        f"    def append(operands, {_BOUND}, pack=packs[{1 + num_operands}]):",
         f"        {unpacked}" if operands or slots else "        pass",
         *_record(_call(pack, tokens, "RETRY"), structure, num_outputs, "RETRY"),
         "    return append"]
@@ -191,7 +198,7 @@ def make_recorder(forms: tuple[Any, ...], structure: Any, num_outputs: int, plac
     _unpack("args", forms, body, operands, place)
     if place >= 0:
         body += _check_list(f"args_{place}", forms[place])
-    lines += [f"    def record(args, log=calls.log, made=calls.made, pack=packs[{1 + len(operands)}]):", *body]
+    lines += [f"    def record(args, {_BOUND}, pack=packs[{1 + len(operands)}]):", *body]
     arrays = [x for x, form in operands if form in KEYED]
     made = {"a": "if type({0}) is not LazyArray: {0} = outside({0})", "d": "{0} = data({0})"}
     lines += ["        " + made[form].format(x) for x, form in operands if form in KEYED]
@@ -310,7 +317,7 @@ def _record(call: list[str], structure: Any, num_outputs: int, too_late: str) ->
         *["        " + line for line in call],
         f"        made += ({_listed(_outputs('t', num_outputs))})",
         "        log += call",
-        f"        if calls.watched and calls.too_late(t0): return {too_late}",
+        f"        if watchers and calls.too_late(t0): return {too_late}",
         f"        return {_structure_code(structure)}"]
 
 

@@ -46,7 +46,7 @@ class Calls:
 
     def __init__(self):
         self.log, self.made, self.leaf_of, self.leaves = bytearray(), [], {}, []
-        self.owners, self.watched, self.late, self.asked = {}, False, False, []
+        self.owners, self.watchers, self.late, self.asked = {}, [], False, []
 
     def owner(self, name):
         if name not in self.owners:

@@ -27,7 +27,10 @@ static struct {
 #define OF_THIS_THREAD __thread
 #endif
 
-static OF_THIS_THREAD PyObject *listener;       /* who listens on this thread, or NULL */
+static OF_THIS_THREAD struct {
+    PyObject *listener;                         /* who listens on this thread, or NULL */
+    Py_ssize_t vertices;                        /* where it keeps its table, if that is a slot; else 0 */
+} here;
 
 static PyObject *held(PyObject *x)
 {
@@ -561,7 +564,7 @@ typedef struct {
     PyObject *entries;
 } Operators;
 
-static PyTypeObject AppendType;
+static PyTypeObject AppendType, TableType;
 
 /* The name of a call in `entries`; NULL if an operand has no owner, if a list has changed, or for an error. */
 static PyObject *key_of(PyObject *name, PyObject *keys, PyObject *values, PyObject *const *operands, Py_ssize_t n)
@@ -683,8 +686,11 @@ typedef struct {
     PyObject *entries, *other, *general, *lengths;
     PyObject *hooks;                            /* of a block: dicts, which are empty as long as there are none; or NULL */
     PyObject *last_key, *last_entry;            /* of the newest call */
+    int64_t last_number;                        /* that of its entry */
+    uint64_t lengths_met;                       /* by bits: those below 64 that `lengths` has; it only grows */
     Py_ssize_t num_args, num_operands, num_code;
-    int *code;
+    int *code, element;                         /* element: where the form of an element begins; 0 without a list */
+    int makes_leaves;                           /* of numbers and numpy arrays, by Python code */
 } Record;
 
 /* The operands of a call, held with all that is found by them: Python code may run between two steps, that of another
@@ -695,6 +701,7 @@ typedef struct {
     int64_t word[MOST_OPERANDS];
     Py_ssize_t count, parts, length;
     PyObject *list, *key, *entry;               /* the list is one of the arguments, which the caller holds */
+    int64_t number;                             /* of the entry */
     const int *element;                         /* the form of its elements */
 } Operands;
 
@@ -837,6 +844,7 @@ static int find_entry(Record *self, PyObject *const *arrays, Py_ssize_t count, O
         if (k == count) {
             found->key = held(self->last_key);
             found->entry = held(self->last_entry);
+            found->number = self->last_number;
             return 1;
         }
     }
@@ -856,11 +864,15 @@ static int find_entry(Record *self, PyObject *const *arrays, Py_ssize_t count, O
                      self->results.num_results);
         return -1;
     }
+    found->number = PyLong_AsLongLong(PyTuple_GET_ITEM(entry, 0));
+    if (found->number == -1 && PyErr_Occurred())
+        return -1;
     found->entry = held(entry);
     old_key = self->last_key;
     old_entry = self->last_entry;
     self->last_key = held(found->key);
     self->last_entry = held(entry);
+    self->last_number = found->number;
     Py_XDECREF(old_key);                        /* last: it may run code that records, which finds a pair */
     Py_XDECREF(old_entry);
     return 1;
@@ -872,7 +884,6 @@ static int read_call(Record *self, PyObject *const *args, Words *w, Operands *fo
     PyObject *arrays[MOST_OPERANDS];            /* whose owners find the entry; `found` holds them */
     const int *code = self->code;
     Py_ssize_t k, count = 0, numbers = 0;
-    int64_t number;
     int right = 1;
     for (k = 0; k < self->num_args; k++)
         if ((right = take(&code, args[k], found)) != 1)
@@ -883,6 +894,8 @@ static int read_call(Record *self, PyObject *const *args, Words *w, Operands *fo
         Py_XDECREF(length);
         if (right != 1)
             return right;
+        if (found->length < 64)
+            self->lengths_met |= (uint64_t)1 << found->length;
     }
     for (k = 0; k < found->count; k++) {
         PyObject *x = found->of[k];
@@ -907,8 +920,7 @@ static int read_call(Record *self, PyObject *const *args, Words *w, Operands *fo
     }
     if ((right = find_entry(self, arrays, count, found)) != 1)
         return right;
-    number = PyLong_AsLongLong(PyTuple_GET_ITEM(found->entry, 0));
-    right = number == -1 && PyErr_Occurred() ? -1 : put_word(w, number);
+    right = put_word(w, found->number);
     if (right == 1 && found->list)
         right = put_word(w, found->length);
     for (k = 0; right == 1 && k < found->count; k++)
@@ -928,16 +940,101 @@ static int read_call(Record *self, PyObject *const *args, Words *w, Operands *fo
     return right;
 }
 
-/* Record a call: 1 with what it makes, or RETRY if it came too late; 0 if it is of another form, -1 for an error. */
-static int try_record(Record *self, PyObject *const *args, Py_ssize_t num_args, PyObject **made)
+/* The quick way: a call whose arrays all have the owners of the newest call, and tokens. Its words are put together in
+   one pass that makes nothing and runs no Python code, so that nothing has to be held. */
+typedef struct {
+    const int *code;
+    PyObject *const *owners;                    /* of the arrays to come */
+    int64_t *words;                             /* where they go to */
+    PyObject *list;
+} Quick;
+
+static inline int quick_array(Quick *at, PyObject *x)
+{
+    PyObject *token = IS_LAZY(x) && SLOT(x, known.owner) == *at->owners ? SLOT(x, known.token) : NULL;
+    at->owners++;
+    return token && PyLong_CheckExact(token) && short_int(token, at->words++);
+}
+
+/* Each of these returns 0 where a call has to go the long way. */
+static int quick_part(Quick *at, PyObject *x)
+{
+    int kind = *at->code++;
+    Py_ssize_t k, n;
+    switch (kind) {
+    case ARRAY:
+        return quick_array(at, x);
+    case WORD:
+        return PyLong_CheckExact(x) && short_int(x, at->words) && -known.largest <= *at->words
+            && *at->words++ <= known.largest;
+    case TUPLE: case LIST:
+        n = *at->code++;
+        if (!is_sequence(x, kind) || PySequence_Fast_GET_SIZE(x) != n)
+            return 0;
+        for (k = 0; k < n; k++)
+            if (!quick_part(at, PySequence_Fast_GET_ITEM(x, k)))
+                return 0;
+        return 1;
+    case ELEMENTS:
+        at->list = x;
+        kind = *at->code;
+        at->code = skip(at->code);
+        return is_sequence(x, kind);
+    case IS_NONE: return x == Py_None;
+    case IS_TRUE: return x == Py_True;
+    case IS_FALSE: return x == Py_False;
+    }
+    return 0;
+}
+
+static int quick_elements(Record *self, Quick *at, const int64_t *end)
+{
+    PyObject *const *owners = at->owners;
+    Py_ssize_t k, n = PySequence_Fast_GET_SIZE(at->list);
+    Py_ssize_t parts = &PyTuple_GET_ITEM(self->last_key, 0) + PyTuple_GET_SIZE(self->last_key) - owners;
+    if (n >= 64 || !(self->lengths_met >> n & 1) || n * parts > end - at->words)
+        return 0;
+    for (k = 0; k < n; k++) {
+        at->code = self->code + self->element;
+        at->owners = owners;
+        if (!quick_part(at, PySequence_Fast_GET_ITEM(at->list, k)))
+            return 0;
+    }
+    return 1;
+}
+
+enum {MOST_WORDS = 2 + 2 * MOST_OPERANDS};      /* of calls that go the quick way */
+
+/* The words of a call that goes the quick way: how many; 0 if it does not. */
+static Py_ssize_t quick_words(Record *self, PyObject *const *args, int64_t *words)
+{
+    Quick at;
+    Py_ssize_t k;
+    if (self->makes_leaves || !self->last_key)
+        return 0;
+    at.code = self->code;
+    at.owners = &PyTuple_GET_ITEM(self->last_key, 0);
+    at.words = words + (self->element ? 2 : 1);
+    at.list = NULL;
+    for (k = 0; k < self->num_args; k++)
+        if (!quick_part(&at, args[k]))
+            return 0;
+    if (at.list) {
+        if (!quick_elements(self, &at, words + MOST_WORDS))
+            return 0;
+        words[1] = PySequence_Fast_GET_SIZE(at.list);
+    }
+    words[0] = self->last_number;
+    return at.words - words;
+}
+
+/* Each of these records a call: 1 with what it makes, or RETRY if it came too late; 0 if it is of another form, -1 for
+   an error. */
+static int record_long(Record *self, PyObject *const *args, PyObject **made)
 {
     Words w;
     Operands found;
     int right;
-    if (!check_alive(&self->target))
-        return -1;
-    if (num_args != self->num_args)
-        return 0;
     found.count = found.parts = 0;
     found.list = found.key = found.entry = NULL;
     begin_words(&w);
@@ -949,6 +1046,23 @@ static int try_record(Record *self, PyObject *const *args, Py_ssize_t num_args, 
     end_words(&w);
     end_operands(&found);
     return right;
+}
+
+static int try_record(Record *self, PyObject *const *args, Py_ssize_t num_args, PyObject **made)
+{
+    int64_t words[MOST_WORDS];
+    Py_ssize_t count;
+    PyObject *entry;
+    if (!check_alive(&self->target))
+        return -1;
+    if (num_args != self->num_args)
+        return 0;
+    if (!(count = quick_words(self, args, words)))
+        return record_long(self, args, made);
+    entry = held(self->last_entry);             /* a pass of the garbage collector may record here, too */
+    *made = emit(&self->target, words, count, &PyTuple_GET_ITEM(entry, 1), &self->results);
+    Py_DECREF(entry);
+    return *made ? 1 : -1;
 }
 
 /* Record a call, or hand it on: to the function of another form, and at last to Python code. */
@@ -1038,10 +1152,14 @@ static int put_forms(Record *self, PyObject *forms, Py_ssize_t place)
             PyErr_Format(PyExc_ValueError, "%R is no form of an argument%s", form, k == place ? ", a list" : "");
             return 0;
         }
-        if (k == place && !put_code(self, ELEMENTS))
-            return 0;
+        if (k == place) {
+            if (!put_code(self, ELEMENTS))
+                return 0;
+            self->element = (int)self->num_code + 2;    /* behind L or T and the number of parts, which is one */
+        }
         if (letter) {
             self->num_operands += letter == ARRAY || letter == DATA || letter == WORD || letter == NUMBER;
+            self->makes_leaves |= letter == DATA || letter == NUMBER;
             if (self->num_operands > MOST_OPERANDS) {
                 PyErr_Format(PyExc_ValueError, "a call has at most %d operands", MOST_OPERANDS);
                 return 0;
@@ -1123,6 +1241,145 @@ static int record_clear(PyObject *me)
     return 0;
 }
 
+/* ---- Table: the functions that record the calls of vertices ---------------------------------------- */
+
+/* A vertex is a block, or (an object, a part of it). They are known by their addresses: whoever is in the table holds
+   them. From outside it is a dict of ids and pairs of ids that only grows; here a call is found without making any. */
+typedef struct {
+    const void *block, *part;
+    PyObject *way;                              /* NULL: a free place */
+} Way;
+
+typedef struct {
+    PyObject_HEAD
+    Way *ways;
+    size_t room, count;                         /* room: a power of two, or 0 */
+} Table;
+
+/* The place of a vertex: its own, or a free one. At least one is free; NULL if there is no room at all. */
+static Way *place_of(const Table *table, const void *block, const void *part)
+{
+    size_t at = ((uintptr_t)block >> 4) * 31 + ((uintptr_t)part >> 4);
+    if (!table->room)
+        return NULL;
+    for (at ^= at >> 9; ; at++) {
+        Way *place = &table->ways[at & (table->room - 1)];
+        if (!place->way || (place->block == block && place->part == part))
+            return place;
+    }
+}
+
+/* The function that records a call of a vertex, not held; NULL if there is none. */
+static PyObject *way_of(const Table *table, const void *block, const void *part)
+{
+    const Way *place = place_of(table, block, part);
+    return place ? place->way : NULL;
+}
+
+/* Make room for one more; 0 with an error if there is none. */
+static int grow_table(Table *self)
+{
+    Table larger = *self;
+    size_t k;
+    if (2 * self->count < self->room)
+        return 1;
+    larger.room = self->room ? 2 * self->room : 16;
+    if (!(larger.ways = PyMem_Calloc(larger.room, sizeof *larger.ways))) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    for (k = 0; k < self->room; k++)
+        if (self->ways[k].way)
+            *place_of(&larger, self->ways[k].block, self->ways[k].part) = self->ways[k];
+    PyMem_Free(self->ways);
+    self->ways = larger.ways;
+    self->room = larger.room;
+    return 1;
+}
+
+/* The addresses of a vertex: 0 with an error if a key has none. */
+static int addresses_of(PyObject *key, void **block, void **part)
+{
+    int pair = PyTuple_CheckExact(key) && PyTuple_GET_SIZE(key) == 2;
+    *block = PyLong_AsVoidPtr(pair ? PyTuple_GET_ITEM(key, 0) : key);
+    *part = PyErr_Occurred() || !pair ? NULL : PyLong_AsVoidPtr(PyTuple_GET_ITEM(key, 1));
+    return !PyErr_Occurred();
+}
+
+static int table_set(PyObject *me, PyObject *key, PyObject *way)
+{
+    Table *self = (Table *)me;
+    void *block, *part;
+    Way *place;
+    PyObject *old;
+    if (!way)
+        PyErr_SetString(PyExc_TypeError, "vertices stay in their table");
+    if (!way || !addresses_of(key, &block, &part) || !grow_table(self))
+        return -1;
+    place = place_of(self, block, part);
+    old = place->way;
+    self->count += !old;
+    place->block = block;
+    place->part = part;
+    place->way = held(way);
+    Py_XDECREF(old);                            /* last: it may run code that looks into the table */
+    return 0;
+}
+
+static PyObject *table_get(PyObject *me, PyObject *args)
+{
+    PyObject *key, *otherwise = Py_None, *way;
+    void *block, *part;
+    if (!PyArg_ParseTuple(args, "O|O", &key, &otherwise) || !addresses_of(key, &block, &part))
+        return NULL;
+    way = way_of((Table *)me, block, part);
+    return held(way ? way : otherwise);
+}
+
+static PyObject *table_item(PyObject *me, PyObject *key)
+{
+    void *block, *part;
+    PyObject *way;
+    if (!addresses_of(key, &block, &part))
+        return NULL;
+    if ((way = way_of((Table *)me, block, part)))
+        return held(way);
+    PyErr_SetObject(PyExc_KeyError, key);
+    return NULL;
+}
+
+static Py_ssize_t table_length(PyObject *me)
+{
+    return (Py_ssize_t)((Table *)me)->count;
+}
+
+static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    return may_make(names) && PyArg_ParseTuple(args, "") ? type->tp_alloc(type, 0) : NULL;
+}
+
+static int table_traverse(PyObject *me, visitproc visit, void *arg)
+{
+    Table *self = (Table *)me;
+    size_t k;
+    for (k = 0; k < self->room; k++)
+        Py_VISIT(self->ways[k].way);
+    return 0;
+}
+
+static int table_clear(PyObject *me)
+{
+    Table *self = (Table *)me;
+    Way *ways = self->ways;
+    size_t k, room = self->room;
+    self->ways = NULL;                          /* first: the end of a function may run code that looks into the table */
+    self->room = self->count = 0;
+    for (k = 0; k < room; k++)
+        Py_XDECREF(ways[k].way);
+    PyMem_Free(ways);
+    return 0;
+}
+
 /* ---- Call: the __call__ of a marked block, or a marked function ----------------------------------- */
 
 /* The calls of a block are recorded under its id. A function or method has a `part`, and F as its first argument (behind
@@ -1156,36 +1413,49 @@ static int has_hooks(PyObject *block, PyObject *record)
     return 0;
 }
 
-/* The name under which a call is recorded, and where its arguments begin; NULL if it has none, or for an error. */
-static PyObject *name_of(Call *self, PyObject *const *args, Py_ssize_t n, Py_ssize_t *begin)
+/* A call's vertex, and where its arguments begin; 0 if it is no call of a vertex. */
+static int vertex_of(Call *self, PyObject *const *args, Py_ssize_t n, PyObject **block, Py_ssize_t *begin)
 {
-    PyObject *identity, *part, *name;
     *begin = 1;
+    *block = args[0];
     if (!self->part)
-        return PyLong_FromVoidPtr(args[0]);
-    if (args[0] != self->first && (n < 2 || args[1] != self->first))
-        return NULL;
-    *begin = args[0] == self->first ? 1 : 2;
-    identity = PyLong_FromVoidPtr(*begin == 1 ? self->part : args[0]);
-    part = PyLong_FromVoidPtr(self->part);
-    name = identity && part ? PyTuple_Pack(2, identity, part) : NULL;
-    Py_XDECREF(identity);
-    Py_XDECREF(part);
-    return name;
+        return 1;
+    if (args[0] == self->first)
+        *block = self->part;
+    else
+        *begin = 2;
+    return args[0] == self->first || (n > 1 && args[1] == self->first);
 }
 
-/* The function that records a call, held; NULL if there is none, or for an error. */
-static PyObject *find_record(Call *self, PyObject *const *args, Py_ssize_t n, Py_ssize_t *begin)
+/* The function that records a call of a vertex, held, in a table of any kind; NULL if there is none, or for an error. */
+static PyObject *look_up(PyObject *block, PyObject *part)
 {
-    PyObject *vertices = NULL, *name = NULL, *found = NULL;
-    if (listener && (name = name_of(self, args, n, begin)) && (vertices = PyObject_GetAttr(listener, known.vertices))
-        && PyDict_CheckExact(vertices))
-        found = PyDict_GetItemWithError(vertices, name);
+    PyObject *table = PyObject_GetAttr(here.listener, known.vertices), *name = NULL, *found = NULL;
+    if (table && PyDict_CheckExact(table)) {
+        name = part ? Py_BuildValue("NN", PyLong_FromVoidPtr(block), PyLong_FromVoidPtr(part))
+                    : PyLong_FromVoidPtr(block);
+        found = name ? PyDict_GetItemWithError(table, name) : NULL;
+    } else if (table && Py_TYPE(table) == &TableType)
+        found = way_of((Table *)table, block, part);
     Py_XINCREF(found);
-    if (found && !self->part && has_hooks(args[0], found))
-        Py_CLEAR(found);
-    Py_XDECREF(vertices);
     Py_XDECREF(name);
+    Py_XDECREF(table);
+    return found;
+}
+
+/* The function that records a call of a vertex, held; NULL if there is none, if the block has hooks, or for an error. */
+static PyObject *find_record(PyObject *block, PyObject *part)
+{
+    PyObject *table = here.listener && here.vertices ? SLOT(here.listener, here.vertices) : NULL, *found;
+    if (!here.listener)
+        return NULL;
+    if (table && Py_TYPE(table) == &TableType) {
+        found = way_of((Table *)table, block, part);
+        Py_XINCREF(found);
+    } else
+        found = look_up(block, part);
+    if (found && !part && has_hooks(block, found))
+        Py_CLEAR(found);
     return found;
 }
 
@@ -1193,13 +1463,13 @@ static PyObject *call_call(PyObject *me, PyObject *const *args, size_t nargsf, P
 {
     Call *self = (Call *)me;
     Py_ssize_t n = PyVectorcall_NARGS(nargsf), begin;
-    PyObject *found, *made;
+    PyObject *block, *found, *made;
     if (!self->otherwise) {
         PyErr_SetString(PyExc_RuntimeError, "this function was collected as garbage");
         return NULL;
     }
-    if (n && !(names && PyTuple_GET_SIZE(names))) {
-        if ((found = find_record(self, args, n, &begin))) {
+    if (n && !(names && PyTuple_GET_SIZE(names)) && vertex_of(self, args, n, &block, &begin)) {
+        if ((found = find_record(block, self->part))) {
             made = record(found, args + begin, n - begin);
             Py_DECREF(found);
             return made;
@@ -1275,6 +1545,16 @@ static PyTypeObject RecordType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     CALLABLE("Record", Record, record,
              "Record(forms, structure, num_results, place, calls, entries, other, general, lengths[, hooks])", 0)};
+
+static PyMethodDef table_methods[] = {{"get", table_get, METH_VARARGS, "get(vertex[, otherwise]): as of a dict"}, {NULL}};
+
+static PyMappingMethods table_mapping = {table_length, table_item, table_set};
+
+static PyTypeObject TableType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "gluon_dynbatch._fastpath.Table", .tp_basicsize = sizeof(Table), .tp_doc = "Table()",
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .tp_new = table_new, .tp_methods = table_methods,
+    .tp_as_mapping = &table_mapping, .tp_traverse = table_traverse, .tp_clear = table_clear, .tp_dealloc = free_object};
 
 static PyGetSetDef call_attributes[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict}, {NULL}};
 
@@ -1352,8 +1632,16 @@ static PyObject *bind(PyObject *module, PyObject *args)
 
 static PyObject *listen(PyObject *module, PyObject *whom)
 {
+    Py_ssize_t vertices = whom == Py_None ? 0 : slot_of(Py_TYPE(whom), "vertices");
+    PyObject *before = here.listener;
     (void)module;
-    Py_XSETREF(listener, whom == Py_None ? NULL : held(whom));
+    if (vertices < 0) {                         /* an attribute like others */
+        PyErr_Clear();
+        vertices = 0;
+    }
+    here.listener = whom == Py_None ? NULL : held(whom);
+    here.vertices = vertices;
+    Py_XDECREF(before);
     return held(Py_None);
 }
 
@@ -1379,7 +1667,7 @@ PyMODINIT_FUNC PyInit__fastpath(void)
         || !(known.forward_pre_hooks = PyUnicode_InternFromString("_forward_pre_hooks"))
         || !(known.too_late = PyUnicode_InternFromString("too_late"))
         || PyModule_AddType(module, &AppendType) || PyModule_AddType(module, &OperatorsType)
-        || PyModule_AddType(module, &RecordType)
+        || PyModule_AddType(module, &RecordType) || PyModule_AddType(module, &TableType)
         || PyModule_AddType(module, &CallType)))
         Py_CLEAR(module);
     return module;

@@ -13,7 +13,7 @@ from cavs_core import LazyArray, listening, thread_state
 from cavs_core.mxnet_compat import mx
 
 from .errors import DiscardedError
-from .fastpath import FIRST, RETRY, make_append, make_operators, recycle
+from .fastpath import FIRST, RETRY, make_append, make_operators, make_table, recycle
 from .results import Flushed
 from .runtime import run_calls
 from .signature import CallClass, Signature
@@ -111,7 +111,7 @@ class Calls:
         self.entries: list[Entry] = []
         self.by_key: dict[Any, Entry] = {}      # exact specs of the operands -> what the call is
         self.owners: dict[int, Owner] = {}      # spec -> who owns the arrays
-        self.short: dict[Any, tuple[dict[Any, Any], dict[Any, Entry], Any]] = {}        # see `ways`
+        self.short: dict[Any, tuple[Any, dict[Any, Entry], Any]] = {}        # see `ways`
         self.forms: dict[Any, dict[Any, Any]] = {}          # (state, vertex, form ..) -> the entries of its function
         self.log = bytearray()                  # see fastpath.py
         self.made: list[int] = []               # all tokens of results
@@ -289,13 +289,13 @@ class Calls:
 
     # ---- entries -----------------------------------------------------------------------------
 
-    def ways(self, state: Any) -> tuple[dict[Any, Any], dict[Any, Entry], Any]:
+    def ways(self, state: Any) -> tuple[Any, dict[Any, Entry], Any]:
         """The short ways of a state of autograd: vertex -> function of its arguments, operator -> entry, and what
         records such an operator."""
         found = self.short.get(state)           # (never asked for twice: another thread may empty the table)
         if found is None:
             entries: dict[Any, Entry] = {}
-            found = self.short[state] = {}, entries, make_operators(self, entries)
+            found = self.short[state] = make_table(), entries, make_operators(self, entries)
         return found
 
     def new_entry(self, signature: Signature, recorded: bool, rows: int = 1, where: str = "", identity: Any = None,

@@ -39,7 +39,7 @@ if getattr(compiled, "INTERFACE", 0) != INTERFACE:      # compiled from an older
     compiled = None
 
 __all__ = ["FIRST", "RETRY", "KEYED", "common_owner", "compiled", "find_held", "flat_form", "form_of", "make_append",
-           "make_operators", "make_recorder", "recycle", "structure_of"]
+           "make_operators", "make_recorder", "make_table", "recycle", "structure_of"]
 
 FIRST = 1 << 32                 # the first token; far from the small ints, which Python makes only once
 RETRY = object()                # a call came too late for the calls that it was meant for
@@ -177,6 +177,11 @@ def make_operators(calls: Any, entries: dict[Any, Any]) -> Callable[..., Any] | 
     outside array that no call has read yet, is NotImplemented. None without the compiled module: it would save nothing.
     """
     return None if compiled is None else compiled.Operators(calls, entries)
+
+
+def make_table() -> Any:
+    """A table of the functions that record the calls of vertices, by `vertex_key`."""
+    return {} if compiled is None else compiled.Table()
 
 
 @cache

@@ -18,7 +18,7 @@ static struct {
     PyObject *retry;
     Py_ssize_t owner, token;                    /* where a LazyArray keeps them */
     long long first, largest;
-    PyObject *append, *vertices, *forward_hooks, *forward_pre_hooks, *too_late;         /* names */
+    PyObject *append, *vertices, *forward_hooks, *forward_pre_hooks, *too_late, *call;  /* names */
 } known;
 
 #ifdef _MSC_VER
@@ -564,7 +564,7 @@ typedef struct {
     PyObject *entries;
 } Operators;
 
-static PyTypeObject AppendType, TableType;
+static PyTypeObject AppendType, TableType, CallType;
 
 /* The name of a call in `entries`; NULL if an operand has no owner, if a list has changed, or for an error. */
 static PyObject *key_of(PyObject *name, PyObject *keys, PyObject *values, PyObject *const *operands, Py_ssize_t n)
@@ -1480,6 +1480,48 @@ static PyObject *call_call(PyObject *me, PyObject *const *args, size_t nargsf, P
     return PyObject_Vectorcall(self->otherwise, args, nargsf, names);
 }
 
+/* Whether a class takes its __call__ from a Call that is one of blocks. */
+static int is_marked(PyTypeObject *type)
+{
+    Call *call = (Call *)_PyType_Lookup(type, known.call);
+    return call && Py_TYPE(call) == &CallType && !call->part && call->otherwise;
+}
+
+static ternaryfunc call_by_python;              /* the tp_call of classes that have a __call__ */
+
+/* The tp_call of a marked class: that of Python copies the arguments first. */
+static PyObject *call_block(PyObject *block, PyObject *args, PyObject *names)
+{
+    PyObject *found, *made;
+    if (!(names && PyDict_GET_SIZE(names)) && is_marked(Py_TYPE(block))) {
+        if ((found = find_record(block, NULL))) {
+            made = record(found, &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args));
+            Py_DECREF(found);
+            return made;
+        }
+        if (PyErr_Occurred())
+            return NULL;
+    }
+    return call_by_python(block, args, names);
+}
+
+/* Let the calls of the blocks of a class come here directly. (Whoever gives it another __call__ takes this back: Python
+   then sets its tp_call, and also that of classes that are derived from it.) */
+static PyObject *shorten(PyObject *module, PyObject *cls)
+{
+    PyTypeObject *type = (PyTypeObject *)cls;
+    (void)module;
+    if (!PyType_Check(cls) || !PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) || !is_marked(type)) {
+        PyErr_SetString(PyExc_TypeError, "shorten takes a class whose __call__ is a Call of blocks");
+        return NULL;
+    }
+    if (type->tp_call != call_block) {
+        call_by_python = type->tp_call;         /* the same function for every class */
+        type->tp_call = call_block;
+    }
+    return held(Py_None);
+}
+
 static PyObject *call_bind(PyObject *me, PyObject *block, PyObject *type)
 {
     (void)type;
@@ -1649,6 +1691,7 @@ static PyMethodDef functions[] = {
     {"bind", bind, METH_VARARGS, "bind(LazyArray, ndarray, integer, RETRY, first token, largest word id): once, first"},
     {"common_owner", common_owner, METH_O, "common_owner(arrays) -> the owner of all of them; None if there is none"},
     {"listen", listen, METH_O, "listen(whom): who listens on this thread from now on; None: nobody"},
+    {"shorten", shorten, METH_O, "shorten(cls): let the calls of its blocks come here directly"},
     {"recycle", recycle, METH_O, "recycle(tokens): the next flushes may take those that only the list holds"},
     {"is_held", is_held, METH_O, "is_held(tokens) -> for each a byte: whether anybody but the list holds it"},
     {NULL}};
@@ -1666,6 +1709,7 @@ PyMODINIT_FUNC PyInit__fastpath(void)
         || !(known.forward_hooks = PyUnicode_InternFromString("_forward_hooks"))
         || !(known.forward_pre_hooks = PyUnicode_InternFromString("_forward_pre_hooks"))
         || !(known.too_late = PyUnicode_InternFromString("too_late"))
+        || !(known.call = PyUnicode_InternFromString("__call__"))
         || PyModule_AddType(module, &AppendType) || PyModule_AddType(module, &OperatorsType)
         || PyModule_AddType(module, &RecordType) || PyModule_AddType(module, &TableType)
         || PyModule_AddType(module, &CallType)))

@@ -110,6 +110,79 @@ static PyObject *operand(Target *target, PyObject *array)
     return found || PyErr_Occurred() ? found : only_lazy(PyObject_CallOneArg(target->outside, array));
 }
 
+/* ---- LazyArrays -------------------------------------------------------------------------------- */
+
+/* Dead ones that the next results are made of. (A sample's die with it, so that not many live at a time.) */
+enum {MOST_DEAD = 4096};
+static PyObject *dead[MOST_DEAD];
+static Py_ssize_t num_dead;
+
+/* The tp_alloc of LazyArray. */
+static PyObject *alloc_lazy(PyTypeObject *type, Py_ssize_t n)
+{
+    PyObject *made;
+    if (type != known.lazy)                     /* a class that is derived from it */
+        return PyType_GenericAlloc(type, n);
+    if (num_dead) {
+        made = dead[--num_dead];
+        Py_INCREF(type);
+        _Py_NewReference(made);
+    } else if (!(made = PyObject_GC_New(PyObject, type)))
+        return NULL;
+    SLOT(made, known.owner) = SLOT(made, known.token) = NULL;
+    PyObject_GC_Track(made);
+    return made;
+}
+
+static PyObject *new_lazy(PyObject *owner)
+{
+    PyObject *made = alloc_lazy(known.lazy, 0);
+    if (made)
+        SLOT(made, known.owner) = held(owner);
+    return made;
+}
+
+/* The tp_dealloc of LazyArray, which has nothing but its two slots: that of Python looks for all that a class may have.
+   Those of what they hold end in Python's, which sees to it that chains of any length do. */
+static void end_lazy(PyObject *me)
+{
+    PyObject *owner = SLOT(me, known.owner), *token = SLOT(me, known.token);
+    PyTypeObject *type = Py_TYPE(me);
+    PyObject_GC_UnTrack(me);
+    if (type == known.lazy && num_dead < MOST_DEAD)
+        dead[num_dead++] = me;
+    else
+        type->tp_free(me);
+    Py_DECREF(type);
+    Py_XDECREF(owner);                          /* last: it may run code that makes LazyArrays */
+    Py_XDECREF(token);
+}
+
+/* Whether a class has two slots and nothing else that an instance would have to give back. */
+static int has_two_slots(PyTypeObject *type)
+{
+    return type->tp_basicsize == (Py_ssize_t)(sizeof(PyObject) + 2 * sizeof(PyObject *)) && !type->tp_itemsize
+        && !type->tp_dictoffset && !type->tp_weaklistoffset && PyType_IS_GC(type);
+}
+
+/* `array.__class__ = cls`, which Python refuses, because LazyArrays do not end as others do. */
+static PyObject *become(PyObject *module, PyObject *args)
+{
+    PyObject *array;
+    PyTypeObject *cls, *old;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO!", &array, &PyType_Type, &cls))
+        return NULL;
+    old = Py_TYPE(array);
+    if (old != known.lazy || !PyType_IsSubtype(old, cls) || !has_two_slots(cls)) {
+        PyErr_Format(PyExc_TypeError, "a %s cannot become a %s", old->tp_name, cls->tp_name);
+        return NULL;
+    }
+    Py_SET_TYPE(array, (PyTypeObject *)held((PyObject *)cls));
+    Py_DECREF(old);
+    return held(Py_None);
+}
+
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
 #if PY_VERSION_HEX >= 0x030C0000
@@ -330,14 +403,6 @@ static PyObject *deliver(const Results *what, PyObject **results)
         }
     }
     drop(results, what->num_results);
-    return made;
-}
-
-static PyObject *new_lazy(PyObject *owner)
-{
-    PyObject *made = known.lazy->tp_alloc(known.lazy, 0);
-    if (made)
-        SLOT(made, known.owner) = held(owner);
     return made;
 }
 
@@ -1660,12 +1725,18 @@ static PyObject *bind(PyObject *module, PyObject *args)
                           &retry, &first, &largest)
         || (owner = slot_of(lazy, "owner")) < 0 || (token = slot_of(lazy, "token")) < 0)
         return NULL;
-    lazy->tp_finalize = NULL;                   /* a LazyArray ends in silence: the __del__ of NDArray frees a handle */
+    if (!has_two_slots(lazy) || (known.lazy && known.lazy != lazy)) {
+        PyErr_Format(PyExc_TypeError, "%s is no LazyArray, or not the first one", lazy->tp_name);
+        return NULL;
+    }
     known.owner = owner;
     known.token = token;
     known.first = first;
     known.largest = largest;
     Py_XSETREF(known.lazy, (PyTypeObject *)held((PyObject *)lazy));     /* for the life of the process, as the module */
+    lazy->tp_finalize = NULL;                   /* a LazyArray ends in silence: the __del__ of NDArray frees a handle */
+    lazy->tp_alloc = alloc_lazy;
+    lazy->tp_dealloc = end_lazy;
     Py_XSETREF(known.ndarray, (PyTypeObject *)held((PyObject *)ndarray));
     Py_XSETREF(known.integer, (PyTypeObject *)held((PyObject *)integer));
     Py_XSETREF(known.retry, held(retry));
@@ -1689,6 +1760,7 @@ static PyObject *listen(PyObject *module, PyObject *whom)
 
 static PyMethodDef functions[] = {
     {"bind", bind, METH_VARARGS, "bind(LazyArray, ndarray, integer, RETRY, first token, largest word id): once, first"},
+    {"become", become, METH_VARARGS, "become(LazyArray, cls): array.__class__ = cls"},
     {"common_owner", common_owner, METH_O, "common_owner(arrays) -> the owner of all of them; None if there is none"},
     {"listen", listen, METH_O, "listen(whom): who listens on this thread from now on; None: nobody"},
     {"shorten", shorten, METH_O, "shorten(cls): let the calls of its blocks come here directly"},

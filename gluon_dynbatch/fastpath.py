@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import LazyArray, tell
+from cavs_core import LazyArray, let_change, tell
 from cavs_core.mxnet_compat import mx
 
 INTERFACE = 4                   # of `_fastpath.c`: whoever changes what it offers counts up, here and there
@@ -68,6 +68,7 @@ _NAMES = {"packs": _packs, "FIRST": FIRST, "RETRY": RETRY, "LARGEST": _LARGEST, 
 
 if compiled is not None:
     compiled.bind(LazyArray, np.ndarray, np.integer, RETRY, FIRST, _LARGEST)
+    let_change(compiled.become)
     tell(compiled.listen)
 
 

@@ -143,7 +143,7 @@ static PyObject *new_lazy(PyObject *owner)
 }
 
 /* The tp_dealloc of LazyArray, which has nothing but its two slots: that of Python looks for all that a class may have.
-   Those of what they hold end in Python's, which sees to it that chains of any length do. */
+   (Owners end as Python has it, which sees to it that chains of any length can.) */
 static void end_lazy(PyObject *me)
 {
     PyObject *owner = SLOT(me, known.owner), *token = SLOT(me, known.token);
@@ -421,18 +421,16 @@ static int append_item(PyObject *list, PyObject *item)
     return failed;
 }
 
-/* Append to a log: 0, -1 for an error, and the log is as before. It grows by doubling: `PyByteArray_Resize` would
-   copy it for every eighth more. */
+/* Append to a log: 0, -1 for an error, and the log is as before. Its memory is doubled where it ends, as it would else
+   be copied for every eighth more. */
 static int append_bytes(PyObject *log, const void *bytes, Py_ssize_t count)
 {
     PyByteArrayObject *array = (PyByteArrayObject *)log;
     Py_ssize_t size = Py_SIZE(log), end = size + count;
-    if (array->ob_exports || array->ob_start - array->ob_bytes + end >= array->ob_alloc) {
-        if (PyByteArray_Resize(log, 2 * end))
-            return -1;
-        Py_SET_SIZE(log, end);
-    } else
-        Py_SET_SIZE(log, end);
+    if ((array->ob_exports || array->ob_start - array->ob_bytes + end >= array->ob_alloc)
+        && PyByteArray_Resize(log, 2 * end))    /* which refuses if somebody has a view of it */
+        return -1;
+    Py_SET_SIZE(log, end);
     memcpy(array->ob_start + size, bytes, count);
     array->ob_start[end] = 0;                   /* as the bytearray itself has it */
     return 0;
@@ -749,7 +747,7 @@ typedef struct {
     Target target;
     Results results;
     PyObject *entries, *other, *general, *lengths;
-    PyObject *hooks;                            /* of a block: dicts, which are empty as long as there are none; or NULL */
+    PyObject *hooks;                            /* of a block: dicts, empty as long as there are none; or NULL */
     PyObject *last_key, *last_entry;            /* of the newest call */
     int64_t last_number;                        /* that of its entry */
     uint64_t lengths_met;                       /* by bits: those below 64 that `lengths` has; it only grows */
@@ -1437,7 +1435,7 @@ static int table_clear(PyObject *me)
     Table *self = (Table *)me;
     Way *ways = self->ways;
     size_t k, room = self->room;
-    self->ways = NULL;                          /* first: the end of a function may run code that looks into the table */
+    self->ways = NULL;                          /* first: what ends may run code that looks into the table */
     self->room = self->count = 0;
     for (k = 0; k < room; k++)
         Py_XDECREF(ways[k].way);
@@ -1447,8 +1445,8 @@ static int table_clear(PyObject *me)
 
 /* ---- Call: the __call__ of a marked block, or a marked function ----------------------------------- */
 
-/* The calls of a block are recorded under its id. A function or method has a `part`, and F as its first argument (behind
-   the object, if it is a method); its calls are recorded under (id of the object or the part, id of the part). */
+/* A block is a vertex by itself. A function or method has a `part`, and F as its first argument (behind the object, if
+   it is a method); the vertex is (the object or the part, the part). */
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
@@ -1492,7 +1490,7 @@ static int vertex_of(Call *self, PyObject *const *args, Py_ssize_t n, PyObject *
     return args[0] == self->first || (n > 1 && args[1] == self->first);
 }
 
-/* The function that records a call of a vertex, held, in a table of any kind; NULL if there is none, or for an error. */
+/* What records a call of a vertex, held, by a table of any kind; NULL if there is none, or for an error. */
 static PyObject *look_up(PyObject *block, PyObject *part)
 {
     PyObject *table = PyObject_GetAttr(here.listener, known.vertices), *name = NULL, *found = NULL;
@@ -1508,12 +1506,13 @@ static PyObject *look_up(PyObject *block, PyObject *part)
     return found;
 }
 
-/* The function that records a call of a vertex, held; NULL if there is none, if the block has hooks, or for an error. */
+/* What records a call of a vertex, held; NULL if there is none, if the block has hooks, or for an error. */
 static PyObject *find_record(PyObject *block, PyObject *part)
 {
-    PyObject *table = here.listener && here.vertices ? SLOT(here.listener, here.vertices) : NULL, *found;
+    PyObject *table, *found;
     if (!here.listener)
         return NULL;
+    table = here.vertices ? SLOT(here.listener, here.vertices) : NULL;
     if (table && Py_TYPE(table) == &TableType) {
         found = way_of((Table *)table, block, part);
         Py_XINCREF(found);
@@ -1653,7 +1652,7 @@ static PyTypeObject RecordType = {
     CALLABLE("Record", Record, record,
              "Record(forms, structure, num_results, place, calls, entries, other, general, lengths[, hooks])", 0)};
 
-static PyMethodDef table_methods[] = {{"get", table_get, METH_VARARGS, "get(vertex[, otherwise]): as of a dict"}, {NULL}};
+static PyMethodDef table_methods[] = {{"get", table_get, METH_VARARGS, "get(vertex[, otherwise])"}, {NULL}};
 
 static PyMappingMethods table_mapping = {table_length, table_item, table_set};
 
@@ -1663,7 +1662,8 @@ static PyTypeObject TableType = {
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .tp_new = table_new, .tp_methods = table_methods,
     .tp_as_mapping = &table_mapping, .tp_traverse = table_traverse, .tp_clear = table_clear, .tp_dealloc = free_object};
 
-static PyGetSetDef call_attributes[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict}, {NULL}};
+static PyGetSetDef call_attributes[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+                                        {NULL}};
 
 static PyTypeObject CallType = {
     PyVarObject_HEAD_INIT(NULL, 0)

@@ -10,8 +10,8 @@ For the calls of a vertex with arguments of one form a function is generated tha
 arguments are of its form, finds the entry by the owners of the arrays, makes the results, appends to the log. What is
 not its case it hands on to `other`: the function of another form, and at last the general way.
 
-`_fastpath.c` does the same in half of the time, where it was compiled when the package was installed. Without it
-Python code is generated, here, and everything else is the same.
+`_fastpath.c` does the same in a small part of the time, where it was compiled when the package was installed. Without
+it Python code is generated, here, and everything else is the same.
 """
 
 from __future__ import annotations

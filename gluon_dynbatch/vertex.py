@@ -65,8 +65,8 @@ def vertex(target: Any = None, *, name: str | None = None) -> Any:
     raise TypeError(f"@gdb.vertex: expected a HybridBlock or a function f(F, *arrays), got {target!r}")
 
 
-def _mark(cls: type, name: str | None) -> None:
-    cls.__call__ = _make_call(cls, name)        # type: ignore[operator]
+def _mark(cls: Any, name: str | None) -> None:
+    cls.__call__ = _make_call(cls, name)
     if compiled is not None:
         compiled.shorten(cls)
 

@@ -167,6 +167,25 @@ def test_tables_of_other_listeners(variant, slots):
     assert cell(x, x).shape == (1,)
 
 
+def test_listeners_in_turn_keep_their_tables_where_they_like(variant):
+    first = type("First", (Listener,), {"__slots__": ("vertices",)})()
+    second = type("Second", (Listener,), {"__slots__": ("before", "between", "vertices")})()
+    third, fourth, cell, x = Listener(), Listener(), make_cell(), nd.array([1.0])
+    for number, ears in enumerate((first, second, third)):
+        ears.vertices = {id(cell): lambda args, number=number: number}
+    second.before = second.between = make_table()
+    second.before[id(cell)] = fails
+    with gdb.batching() as scope:
+        cell(x, x)
+        for number, ears in ((0, first), (1, second), (2, third), (0, first), (2, third), (1, second)):
+            with listening(ears):
+                assert cell(x, x) == number
+                with listening(None), listening(fourth):
+                    assert cell(x, x).asscalar() == pytest.approx(np.tanh(1) + 1)
+            assert cell(x, x).owner.calls is scope.recorder.calls
+    assert scope.stats.calls == 7
+
+
 # ---- the quick way ---------------------------------------------------------------------------------
 
 

@@ -2,5 +2,5 @@
 
 from setuptools import Extension, setup
 
-# Optional: without a C compiler the package works as well, and takes twice as long to record a call.
+# Optional: without a C compiler the package works as well, and takes several times as long to record a call.
 setup(ext_modules=[Extension("gluon_dynbatch._fastpath", ["gluon_dynbatch/_fastpath.c"], optional=True)])

@@ -27,7 +27,7 @@ from .face import RunOutput, RunStats, run
 from .gradients import as_arrays_like, is_sparse, target_of, write_gradient
 from .graph import InputGraph
 from .layout import ClassLayout, Frame, Layout, Place, Read, RowIndex, Segments, offsets_of, plan_messages
-from .lazy import LazyArray, Listener, become_array, listening, tell, thread_state
+from .lazy import LazyArray, Listener, become_array, let_change, listening, tell, thread_state
 from .leaf_copy import copy_arrays
 from .ops import Builder, lookup, supports
 from .plan import ClassPlan, VertexProgram, own_outputs, plan_class, respecified
@@ -47,9 +47,9 @@ __all__ = [
     "Layout", "LazyArray", "Leaf", "Listener", "MXNetBackend", "Param", "Place", "ROW", "Read", "RowIndex", "Run",
     "SHARED", "Segments", "Shared", "TapeBridge", "Target", "UNTOUCHED", "VertexProgram", "WRITTEN", "add_equal_rows",
     "address_of_data", "agrees", "are_ready", "array_at", "as_arrays_like", "become_array", "cache_folder",
-    "copy_arrays", "flatten", "have_run", "inactive", "is_sparse", "kernel_sources", "listening", "lookup", "make_run",
-    "map_nested", "needs_gradient", "note_seconds", "offsets_of", "on_tape", "one_row_program", "own_outputs",
-    "plan_class", "plan_messages", "respecified", "roll", "runs_in_the_end", "runs_natively", "supports", "target_of",
-    "tell", "thread_state", "view_of_data", "wrap_backward", "write_gradient",
+    "copy_arrays", "flatten", "have_run", "inactive", "is_sparse", "kernel_sources", "let_change", "listening",
+    "lookup", "make_run", "map_nested", "needs_gradient", "note_seconds", "offsets_of", "on_tape", "one_row_program",
+    "own_outputs", "plan_class", "plan_messages", "respecified", "roll", "runs_in_the_end", "runs_natively", "supports",
+    "target_of", "tell", "thread_state", "view_of_data", "wrap_backward", "write_gradient",
 ]
 __version__ = "0.1.0"

@@ -16,7 +16,7 @@ import numpy as np
 
 from .mxnet_compat import mx
 
-__all__ = ["LazyArray", "Listener", "become_array", "listening", "operator_name", "tell", "thread_state"]
+__all__ = ["LazyArray", "Listener", "become_array", "let_change", "listening", "operator_name", "tell", "thread_state"]
 
 NDArray = mx.nd.NDArray
 _Base = NDArray.__mro__[1]                      # NDArrayBase: the class that has the slots
@@ -147,11 +147,22 @@ def _view_of(base, made, make):
     return made
 
 
+def _change_class(lazy, cls):
+    lazy.__class__ = cls
+
+
+def let_change(function):
+    """Let `function(array, class)` change the class of LazyArrays: that of whoever lets them end in another way than
+    Python does, which then refuses to change it."""
+    global _change_class
+    _change_class = function
+
+
 def become_array(lazy, array):
     """Turn a LazyArray into an NDArray that takes over the handle of `array`; the handle."""
     handle = array.handle
     array.handle = None                 # freeing nothing is allowed
-    lazy.__class__ = NDArray
+    _change_class(lazy, NDArray)
     lazy.handle, lazy.writable = handle, True
     return handle
 

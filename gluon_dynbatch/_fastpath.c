@@ -11,14 +11,14 @@
 #include <stdint.h>
 #include <string.h>
 
-enum {INTERFACE = 3};                           /* the same number as in fastpath.py */
+enum {INTERFACE = 4};                           /* the same number as in fastpath.py */
 
 static struct {
     PyTypeObject *lazy, *ndarray, *integer;
     PyObject *retry;
     Py_ssize_t owner, token;                    /* where a LazyArray keeps them */
     long long first, largest;
-    PyObject *append, *vertices, *forward_hooks, *forward_pre_hooks, *watched, *too_late;       /* names */
+    PyObject *append, *vertices, *forward_hooks, *forward_pre_hooks, *too_late, *call;  /* names */
 } known;
 
 #ifdef _MSC_VER
@@ -27,7 +27,10 @@ static struct {
 #define OF_THIS_THREAD __thread
 #endif
 
-static OF_THIS_THREAD PyObject *listener;       /* who listens on this thread, or NULL */
+static OF_THIS_THREAD struct {
+    PyObject *listener;                         /* who listens on this thread, or NULL */
+    Py_ssize_t vertices;                        /* where it keeps its table, if that is a slot; else 0 */
+} here;
 
 static PyObject *held(PyObject *x)
 {
@@ -47,7 +50,7 @@ static void drop(PyObject *const *some, Py_ssize_t count)
 /* ---- the calls of one flush ------------------------------------------------------------------ */
 
 typedef struct {
-    PyObject *calls, *log, *made, *leaf_of, *outside, *data;
+    PyObject *calls, *log, *made, *watchers, *leaf_of, *outside, *data;
 } Target;
 
 static int open_target(Target *target, PyObject *calls)
@@ -55,24 +58,25 @@ static int open_target(Target *target, PyObject *calls)
     target->calls = held(calls);
     if (!(target->log = PyObject_GetAttrString(calls, "log"))
         || !(target->made = PyObject_GetAttrString(calls, "made"))
+        || !(target->watchers = PyObject_GetAttrString(calls, "watchers"))
         || !(target->leaf_of = PyObject_GetAttrString(calls, "leaf_of"))
         || !(target->outside = PyObject_GetAttrString(calls, "outside"))
         || !(target->data = PyObject_GetAttrString(calls, "data")))
         return 0;
     if (!PyByteArray_CheckExact(target->log) || !PyList_CheckExact(target->made)
-        || !PyDict_CheckExact(target->leaf_of)) {
-        PyErr_SetString(PyExc_TypeError, "calls have a log (bytearray), made (list) and leaf_of (dict)");
+        || !PyList_CheckExact(target->watchers) || !PyDict_CheckExact(target->leaf_of)) {
+        PyErr_SetString(PyExc_TypeError, "calls have a log (bytearray), made, watchers (lists) and leaf_of (dict)");
         return 0;
     }
     return 1;
 }
 
 #define VISIT_TARGET(t) \
-    Py_VISIT((t).calls); Py_VISIT((t).log); Py_VISIT((t).made); Py_VISIT((t).leaf_of); Py_VISIT((t).outside); \
-    Py_VISIT((t).data)
+    Py_VISIT((t).calls); Py_VISIT((t).log); Py_VISIT((t).made); Py_VISIT((t).watchers); Py_VISIT((t).leaf_of); \
+    Py_VISIT((t).outside); Py_VISIT((t).data)
 #define CLEAR_TARGET(t) \
-    Py_CLEAR((t).calls); Py_CLEAR((t).log); Py_CLEAR((t).made); Py_CLEAR((t).leaf_of); Py_CLEAR((t).outside); \
-    Py_CLEAR((t).data)
+    Py_CLEAR((t).calls); Py_CLEAR((t).log); Py_CLEAR((t).made); Py_CLEAR((t).watchers); Py_CLEAR((t).leaf_of); \
+    Py_CLEAR((t).outside); Py_CLEAR((t).data)
 
 /* What `outside` or `data` returned, which must be a LazyArray. */
 static PyObject *only_lazy(PyObject *made)
@@ -104,6 +108,154 @@ static PyObject *operand(Target *target, PyObject *array)
 {
     PyObject *found = known_operand(target, array);
     return found || PyErr_Occurred() ? found : only_lazy(PyObject_CallOneArg(target->outside, array));
+}
+
+/* ---- LazyArrays -------------------------------------------------------------------------------- */
+
+/* Dead ones that the next results are made of. (A sample's die with it, so that not many live at a time.) */
+enum {MOST_DEAD = 4096};
+static PyObject *dead[MOST_DEAD];
+static Py_ssize_t num_dead;
+
+/* The tp_alloc of LazyArray. */
+static PyObject *alloc_lazy(PyTypeObject *type, Py_ssize_t n)
+{
+    PyObject *made;
+    if (type != known.lazy)                     /* a class that is derived from it */
+        return PyType_GenericAlloc(type, n);
+    if (num_dead) {
+        made = dead[--num_dead];
+        Py_INCREF(type);
+        _Py_NewReference(made);
+    } else if (!(made = PyObject_GC_New(PyObject, type)))
+        return NULL;
+    SLOT(made, known.owner) = SLOT(made, known.token) = NULL;
+    PyObject_GC_Track(made);
+    return made;
+}
+
+static PyObject *new_lazy(PyObject *owner)
+{
+    PyObject *made = alloc_lazy(known.lazy, 0);
+    if (made)
+        SLOT(made, known.owner) = held(owner);
+    return made;
+}
+
+/* The tp_dealloc of LazyArray, which has nothing but its two slots: that of Python looks for all that a class may have.
+   (Owners end as Python has it, which sees to it that chains of any length can.) */
+static void end_lazy(PyObject *me)
+{
+    PyObject *owner = SLOT(me, known.owner), *token = SLOT(me, known.token);
+    PyTypeObject *type = Py_TYPE(me);
+    PyObject_GC_UnTrack(me);
+    if (type == known.lazy && num_dead < MOST_DEAD)
+        dead[num_dead++] = me;
+    else
+        type->tp_free(me);
+    Py_DECREF(type);
+    Py_XDECREF(owner);                          /* last: it may run code that makes LazyArrays */
+    Py_XDECREF(token);
+}
+
+/* Whether a class has two slots and nothing else that an instance would have to give back. */
+static int has_two_slots(PyTypeObject *type)
+{
+    return type->tp_basicsize == (Py_ssize_t)(sizeof(PyObject) + 2 * sizeof(PyObject *)) && !type->tp_itemsize
+        && !type->tp_dictoffset && !type->tp_weaklistoffset && PyType_IS_GC(type);
+}
+
+/* `array.__class__ = cls`, which Python refuses, because LazyArrays do not end as others do. */
+static PyObject *become(PyObject *module, PyObject *args)
+{
+    PyObject *array;
+    PyTypeObject *cls, *old;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO!", &array, &PyType_Type, &cls))
+        return NULL;
+    old = Py_TYPE(array);
+    if (old != known.lazy || !PyType_IsSubtype(old, cls) || !has_two_slots(cls)) {
+        PyErr_Format(PyExc_TypeError, "a %s cannot become a %s", old->tp_name, cls->tp_name);
+        return NULL;
+    }
+    Py_SET_TYPE(array, (PyTypeObject *)held((PyObject *)cls));
+    Py_DECREF(old);
+    return held(Py_None);
+}
+
+/* ---- tokens ---------------------------------------------------------------------------------- */
+
+#if PY_VERSION_HEX >= 0x030C0000
+#define INT_TAG(x) ((PyLongObject *)(x))->long_value.lv_tag
+#define INT_SIZE(x) ((Py_ssize_t)(INT_TAG(x) >> 3) * (1 - (Py_ssize_t)(INT_TAG(x) & 3)))
+#define INT_DIGITS(x) ((PyLongObject *)(x))->long_value.ob_digit
+#else
+#define INT_SIZE(x) Py_SIZE(x)
+#define INT_DIGITS(x) ((PyLongObject *)(x))->ob_digit
+#endif
+
+/* The value of an int of at most two digits, as tokens and word ids are: 1; 0 if it has more. */
+static inline int short_int(PyObject *x, int64_t *value)
+{
+    const digit *digits = INT_DIGITS(x);
+    switch (INT_SIZE(x)) {
+    case 0: *value = 0; return 1;
+    case 1: *value = digits[0]; return 1;
+    case 2: *value = digits[0] | (int64_t)digits[1] << PyLong_SHIFT; return 1;
+    case -1: *value = -(int64_t)digits[0]; return 1;
+    case -2: *value = -(digits[0] | (int64_t)digits[1] << PyLong_SHIFT); return 1;
+    default: return 0;
+    }
+}
+
+/* The token of an array: 1, 0 if it has none (any more: another thread has given it its value), -1 for an error. */
+static int token_of(PyObject *array, int64_t *word)
+{
+    PyObject *token = IS_LAZY(array) ? SLOT(array, known.token) : NULL;
+    if (!token || !PyLong_Check(token))
+        return 0;
+    if (short_int(token, word))
+        return 1;
+    *word = PyLong_AsLongLong(token);
+    return *word == -1 && PyErr_Occurred() ? -1 : 1;
+}
+
+/* Every flush counts its results from the first token on. So tokens whose arrays are dead are kept, by their number:
+   the next flush takes them and makes none. */
+enum {MOST_SPARE = 1 << 16};
+static PyObject **spare;                        /* MOST_SPARE places, NULL where there is none */
+
+static PyObject *new_token(Py_ssize_t number)
+{
+    PyObject *token;
+    if (number >= MOST_SPARE || !spare || !(token = spare[number]))
+        return PyLong_FromLongLong(known.first + number);
+    spare[number] = NULL;
+    return token;
+}
+
+/* Keep the tokens of a list that nobody else holds; None takes their places, so that its length stays. */
+static PyObject *recycle(PyObject *module, PyObject *made)
+{
+    Py_ssize_t k, n;
+    (void)module;
+    if (!PyList_CheckExact(made)) {
+        PyErr_SetString(PyExc_TypeError, "recycle takes the list of tokens");
+        return NULL;
+    }
+    if (!spare && !(spare = PyMem_Calloc(MOST_SPARE, sizeof *spare)))
+        return PyErr_NoMemory();
+    n = PyList_GET_SIZE(made) < MOST_SPARE ? PyList_GET_SIZE(made) : MOST_SPARE;
+    for (k = 0; k < n; k++) {
+        PyObject *token = PyList_GET_ITEM(made, k);
+        int64_t value;
+        if (!spare[k] && Py_REFCNT(token) == 1 && PyLong_CheckExact(token) && short_int(token, &value)
+            && value == known.first + k) {
+            spare[k] = token;
+            PyList_SET_ITEM(made, k, held(Py_None));
+        }
+    }
+    return held(Py_None);
 }
 
 /* ---- a stretch of the log -------------------------------------------------------------------- */
@@ -141,16 +293,6 @@ static int put_word(Words *w, int64_t word)
     }
     w->words[w->count++] = word;
     return 1;
-}
-
-/* The token of an array: 1, 0 if it has none (any more: another thread has given it its value), -1 for an error. */
-static int token_of(PyObject *array, int64_t *word)
-{
-    PyObject *token = IS_LAZY(array) ? SLOT(array, known.token) : NULL;
-    if (!token || !PyLong_Check(token))
-        return 0;
-    *word = PyLong_AsLongLong(token);
-    return *word == -1 && PyErr_Occurred() ? -1 : 1;
 }
 
 static int put_token(Words *w, PyObject *array)
@@ -215,28 +357,98 @@ static PyObject *build(PyObject *structure, PyObject *const *results)
     return made;
 }
 
-static PyObject *new_lazy(PyObject *owner)
+/* What a call returns: most return one result, or all of them in a list or tuple, and need no walk. */
+typedef struct {
+    PyObject *structure;
+    Py_ssize_t num_results;
+    enum {NESTED, ONE, IN_TUPLE, IN_LIST} kind;
+} Results;
+
+/* 0 with an error if a structure is none. */
+static int open_results(Results *results, PyObject *structure, Py_ssize_t num_results)
 {
-    PyObject *made = known.lazy->tp_alloc(known.lazy, 0);
-    if (made)
-        SLOT(made, known.owner) = held(owner);
+    Py_ssize_t k = 0;
+    if (!check_structure(structure, num_results))
+        return 0;
+    results->structure = held(structure);
+    results->num_results = num_results;
+    results->kind = NESTED;
+    if (PyLong_CheckExact(structure) && num_results == 1)
+        results->kind = ONE;
+    else if (is_pair(structure) && PyTuple_GET_SIZE(PyTuple_GET_ITEM(structure, 1)) == num_results) {
+        PyObject *parts = PyTuple_GET_ITEM(structure, 1);
+        while (k < num_results && PyLong_CheckExact(PyTuple_GET_ITEM(parts, k))
+               && PyLong_AsSsize_t(PyTuple_GET_ITEM(parts, k)) == k)
+            k++;
+        if (k == num_results)
+            results->kind = PyTuple_GET_ITEM(structure, 0) == (PyObject *)&PyTuple_Type ? IN_TUPLE : IN_LIST;
+    }
+    return 1;
+}
+
+/* What a call returns, made of its results, which are dropped. */
+static PyObject *deliver(const Results *what, PyObject **results)
+{
+    PyObject *made;
+    if (what->kind == ONE)
+        return results[0];
+    if (what->kind == NESTED)
+        made = build(what->structure, results);
+    else {
+        made = what->kind == IN_TUPLE ? PyTuple_New(what->num_results) : PyList_New(what->num_results);
+        if (made) {
+            PyObject **items = what->kind == IN_TUPLE ? &PyTuple_GET_ITEM(made, 0) : &PyList_GET_ITEM(made, 0);
+            memcpy(items, results, what->num_results * sizeof *results);
+            return made;
+        }
+    }
+    drop(results, what->num_results);
     return made;
+}
+
+/* Append to a list, which takes over the reference: 0, -1 for an error, and the list is as before. */
+static int append_item(PyObject *list, PyObject *item)
+{
+    Py_ssize_t size = PyList_GET_SIZE(list);
+    int failed = 0;
+    if (size < ((PyListObject *)list)->allocated) {
+        Py_SET_SIZE(list, size + 1);
+        PyList_SET_ITEM(list, size, item);
+    } else {
+        failed = PyList_Append(list, item);
+        Py_DECREF(item);
+    }
+    return failed;
+}
+
+/* Append to a log: 0, -1 for an error, and the log is as before. Its memory is doubled where it ends, as it would else
+   be copied for every eighth more. */
+static int append_bytes(PyObject *log, const void *bytes, Py_ssize_t count)
+{
+    PyByteArrayObject *array = (PyByteArrayObject *)log;
+    Py_ssize_t size = Py_SIZE(log), end = size + count;
+    if ((array->ob_exports || array->ob_start - array->ob_bytes + end >= array->ob_alloc)
+        && PyByteArray_Resize(log, 2 * end))    /* which refuses if somebody has a view of it */
+        return -1;
+    Py_SET_SIZE(log, end);
+    memcpy(array->ob_start + size, bytes, count);
+    array->ob_start[end] = 0;                   /* as the bytearray itself has it */
+    return 0;
 }
 
 /* Number the results and append the call: all of it, or nothing and 0. No Python code runs in here, not even that of
    the garbage collector: nobody sees half a call. */
-static int append_words(Target *target, const Words *w, PyObject *const *results, Py_ssize_t num_results)
+static int append_words(Target *target, const int64_t *words, Py_ssize_t count, PyObject *const *results,
+                        Py_ssize_t num_results)
 {
-    Py_ssize_t k, before = PyList_GET_SIZE(target->made), size = PyByteArray_GET_SIZE(target->log);
+    Py_ssize_t k, before = PyList_GET_SIZE(target->made);
     for (k = 0; k < num_results; k++) {
-        PyObject *token = SLOT(results[k], known.token) = PyLong_FromLongLong(known.first + before + k);
-        if (!token || PyList_Append(target->made, token))
+        PyObject *token = SLOT(results[k], known.token) = new_token(before + k);
+        if (!token || append_item(target->made, held(token)))
             break;
     }
-    if (k == num_results && !PyByteArray_Resize(target->log, size + w->count * sizeof *w->words)) {
-        memcpy(PyByteArray_AS_STRING(target->log) + size, w->words, w->count * sizeof *w->words);
+    if (k == num_results && !append_bytes(target->log, words, count * sizeof *words))
         return 1;
-    }
     PyList_SetSlice(target->made, before, PyList_GET_SIZE(target->made), NULL);
     return 0;
 }
@@ -244,32 +456,35 @@ static int append_words(Target *target, const Words *w, PyObject *const *results
 /* Whether another thread has flushed the calls without the one that made an array; -1 for an error. */
 static int came_too_late(Target *target, PyObject *array)
 {
-    PyObject *watched = PyObject_GetAttr(target->calls, known.watched), *answer;
-    int late = watched ? PyObject_IsTrue(watched) : -1;
-    Py_XDECREF(watched);
-    if (late == 1) {
-        answer = PyObject_CallMethodOneArg(target->calls, known.too_late, SLOT(array, known.token));
-        late = answer ? PyObject_IsTrue(answer) : -1;
-        Py_XDECREF(answer);
-    }
+    PyObject *answer;
+    int late;
+    if (!PyList_GET_SIZE(target->watchers))
+        return 0;
+    answer = PyObject_CallMethodOneArg(target->calls, known.too_late, SLOT(array, known.token));
+    late = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
     return late;
 }
 
 /* Append a call to the log and make its results, or RETRY if it came too late. */
-static PyObject *emit(Target *target, const Words *w, PyObject *const *owners, Py_ssize_t num_results,
-                      PyObject *structure)
+static PyObject *emit(Target *target, const int64_t *words, Py_ssize_t num_words, PyObject *const *owners,
+                      const Results *what)
 {
     PyObject *fixed[16], **results = fixed, *made = NULL;
-    Py_ssize_t count = 0;
-    if (num_results > 16 && !(results = PyMem_Malloc(num_results * sizeof *results)))
+    Py_ssize_t count = 0, n = what->num_results;
+    int late = -1;
+    if (n > 16 && !(results = PyMem_Malloc(n * sizeof *results)))
         return PyErr_NoMemory();
-    while (count < num_results && (results[count] = new_lazy(owners[count])))
+    while (count < n && (results[count] = new_lazy(owners[count])))
         count++;
-    if (count == num_results && append_words(target, w, results, count)) {
-        int late = came_too_late(target, results[0]);
-        made = late < 0 ? NULL : late ? held(known.retry) : build(structure, results);
+    if (count == n && append_words(target, words, num_words, results, n))
+        late = came_too_late(target, results[0]);
+    if (late == 0)
+        made = deliver(what, results);
+    else {
+        drop(results, count);
+        made = late < 0 ? NULL : held(known.retry);
     }
-    drop(results, count);
     if (results != fixed)
         PyMem_Free(results);
     return made;
@@ -281,7 +496,8 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
     Target target;
-    PyObject *structure, *owners;
+    Results results;
+    PyObject *owners;
     long long number;
     Py_ssize_t num_operands, slots;
 } Append;
@@ -330,8 +546,7 @@ static PyObject *append_operands(Append *self, PyObject *const *operands, Py_ssi
         }
     }
     if (right == 1)
-        made = emit(&self->target, &w, &PyTuple_GET_ITEM(self->owners, 0), PyTuple_GET_SIZE(self->owners),
-                    self->structure);
+        made = emit(&self->target, w.words, w.count, &PyTuple_GET_ITEM(self->owners, 0), &self->results);
     else if (right == 0)                        /* another thread has given an operand its value: flushed the calls */
         made = held(known.retry);
     end_words(&w);
@@ -361,15 +576,14 @@ static PyObject *append_new(PyTypeObject *type, PyObject *args, PyObject *names)
         PyErr_SetString(PyExc_ValueError, "a call has operands, none or more, and at least one result");
         return NULL;
     }
-    if (!check_structure(structure, PyTuple_GET_SIZE(owners)) || !(self = (Append *)type->tp_alloc(type, 0)))
+    if (!(self = (Append *)type->tp_alloc(type, 0)))
         return NULL;
     self->call = append_call;
-    self->structure = held(structure);
     self->owners = held(owners);
     self->number = number;
     self->num_operands = num_operands;
     self->slots = slots;
-    if (!open_target(&self->target, calls))
+    if (!open_results(&self->results, structure, PyTuple_GET_SIZE(owners)) || !open_target(&self->target, calls))
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -378,7 +592,7 @@ static int append_traverse(PyObject *me, visitproc visit, void *arg)
 {
     Append *self = (Append *)me;
     VISIT_TARGET(self->target);
-    Py_VISIT(self->structure);
+    Py_VISIT(self->results.structure);
     Py_VISIT(self->owners);
     return 0;
 }
@@ -387,7 +601,7 @@ static int append_clear(PyObject *me)
 {
     Append *self = (Append *)me;
     CLEAR_TARGET(self->target);
-    Py_CLEAR(self->structure);
+    Py_CLEAR(self->results.structure);
     Py_CLEAR(self->owners);
     return 0;
 }
@@ -413,7 +627,7 @@ typedef struct {
     PyObject *entries;
 } Operators;
 
-static PyTypeObject AppendType;
+static PyTypeObject AppendType, TableType, CallType;
 
 /* The name of a call in `entries`; NULL if an operand has no owner, if a list has changed, or for an error. */
 static PyObject *key_of(PyObject *name, PyObject *keys, PyObject *values, PyObject *const *operands, Py_ssize_t n)
@@ -531,11 +745,15 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
     Target target;
-    PyObject *structure, *entries, *other, *general, *lengths;
-    PyObject *hooks;                            /* of a block: dicts, which are empty as long as there are none; or NULL */
+    Results results;
+    PyObject *entries, *other, *general, *lengths;
+    PyObject *hooks;                            /* of a block: dicts, empty as long as there are none; or NULL */
     PyObject *last_key, *last_entry;            /* of the newest call */
-    Py_ssize_t num_args, num_results, num_operands, num_code;
-    int *code;
+    int64_t last_number;                        /* that of its entry */
+    uint64_t lengths_met;                       /* by bits: those below 64 that `lengths` has; it only grows */
+    Py_ssize_t num_args, num_operands, num_code;
+    int *code, element;                         /* element: where the form of an element begins; 0 without a list */
+    int makes_leaves;                           /* of numbers and numpy arrays, by Python code */
 } Record;
 
 /* The operands of a call, held with all that is found by them: Python code may run between two steps, that of another
@@ -546,6 +764,7 @@ typedef struct {
     int64_t word[MOST_OPERANDS];
     Py_ssize_t count, parts, length;
     PyObject *list, *key, *entry;               /* the list is one of the arguments, which the caller holds */
+    int64_t number;                             /* of the entry */
     const int *element;                         /* the form of its elements */
 } Operands;
 
@@ -688,6 +907,7 @@ static int find_entry(Record *self, PyObject *const *arrays, Py_ssize_t count, O
         if (k == count) {
             found->key = held(self->last_key);
             found->entry = held(self->last_entry);
+            found->number = self->last_number;
             return 1;
         }
     }
@@ -701,16 +921,21 @@ static int find_entry(Record *self, PyObject *const *arrays, Py_ssize_t count, O
     }
     if (!(entry = PyDict_GetItemWithError(self->entries, found->key)))
         return PyErr_Occurred() ? -1 : 0;
-    if (!PyTuple_CheckExact(entry) || PyTuple_GET_SIZE(entry) != 1 + self->num_results
+    if (!PyTuple_CheckExact(entry) || PyTuple_GET_SIZE(entry) != 1 + self->results.num_results
         || !PyLong_Check(PyTuple_GET_ITEM(entry, 0))) {
-        PyErr_Format(PyExc_ValueError, "an entry is a number and the owners of %zd results", self->num_results);
+        PyErr_Format(PyExc_ValueError, "an entry is a number and the owners of %zd results",
+                     self->results.num_results);
         return -1;
     }
+    found->number = PyLong_AsLongLong(PyTuple_GET_ITEM(entry, 0));
+    if (found->number == -1 && PyErr_Occurred())
+        return -1;
     found->entry = held(entry);
     old_key = self->last_key;
     old_entry = self->last_entry;
     self->last_key = held(found->key);
     self->last_entry = held(entry);
+    self->last_number = found->number;
     Py_XDECREF(old_key);                        /* last: it may run code that records, which finds a pair */
     Py_XDECREF(old_entry);
     return 1;
@@ -722,7 +947,6 @@ static int read_call(Record *self, PyObject *const *args, Words *w, Operands *fo
     PyObject *arrays[MOST_OPERANDS];            /* whose owners find the entry; `found` holds them */
     const int *code = self->code;
     Py_ssize_t k, count = 0, numbers = 0;
-    int64_t number;
     int right = 1;
     for (k = 0; k < self->num_args; k++)
         if ((right = take(&code, args[k], found)) != 1)
@@ -733,6 +957,8 @@ static int read_call(Record *self, PyObject *const *args, Words *w, Operands *fo
         Py_XDECREF(length);
         if (right != 1)
             return right;
+        if (found->length < 64)
+            self->lengths_met |= (uint64_t)1 << found->length;
     }
     for (k = 0; k < found->count; k++) {
         PyObject *x = found->of[k];
@@ -757,8 +983,7 @@ static int read_call(Record *self, PyObject *const *args, Words *w, Operands *fo
     }
     if ((right = find_entry(self, arrays, count, found)) != 1)
         return right;
-    number = PyLong_AsLongLong(PyTuple_GET_ITEM(found->entry, 0));
-    right = number == -1 && PyErr_Occurred() ? -1 : put_word(w, number);
+    right = put_word(w, found->number);
     if (right == 1 && found->list)
         right = put_word(w, found->length);
     for (k = 0; right == 1 && k < found->count; k++)
@@ -778,27 +1003,129 @@ static int read_call(Record *self, PyObject *const *args, Words *w, Operands *fo
     return right;
 }
 
-/* Record a call: 1 with what it makes, or RETRY if it came too late; 0 if it is of another form, -1 for an error. */
-static int try_record(Record *self, PyObject *const *args, Py_ssize_t num_args, PyObject **made)
+/* The quick way: a call whose arrays all have the owners of the newest call, and tokens. Its words are put together in
+   one pass that makes nothing and runs no Python code, so that nothing has to be held. */
+typedef struct {
+    const int *code;
+    PyObject *const *owners;                    /* of the arrays to come */
+    int64_t *words;                             /* where they go to */
+    PyObject *list;
+} Quick;
+
+static inline int quick_array(Quick *at, PyObject *x)
+{
+    PyObject *token = IS_LAZY(x) && SLOT(x, known.owner) == *at->owners ? SLOT(x, known.token) : NULL;
+    at->owners++;
+    return token && PyLong_CheckExact(token) && short_int(token, at->words++);
+}
+
+/* Each of these returns 0 where a call has to go the long way. */
+static int quick_part(Quick *at, PyObject *x)
+{
+    int kind = *at->code++;
+    Py_ssize_t k, n;
+    switch (kind) {
+    case ARRAY:
+        return quick_array(at, x);
+    case WORD:
+        return PyLong_CheckExact(x) && short_int(x, at->words) && -known.largest <= *at->words
+            && *at->words++ <= known.largest;
+    case TUPLE: case LIST:
+        n = *at->code++;
+        if (!is_sequence(x, kind) || PySequence_Fast_GET_SIZE(x) != n)
+            return 0;
+        for (k = 0; k < n; k++)
+            if (!quick_part(at, PySequence_Fast_GET_ITEM(x, k)))
+                return 0;
+        return 1;
+    case ELEMENTS:
+        at->list = x;
+        kind = *at->code;
+        at->code = skip(at->code);
+        return is_sequence(x, kind);
+    case IS_NONE: return x == Py_None;
+    case IS_TRUE: return x == Py_True;
+    case IS_FALSE: return x == Py_False;
+    }
+    return 0;
+}
+
+static int quick_elements(Record *self, Quick *at, const int64_t *end)
+{
+    PyObject *const *owners = at->owners;
+    Py_ssize_t k, n = PySequence_Fast_GET_SIZE(at->list);
+    Py_ssize_t parts = &PyTuple_GET_ITEM(self->last_key, 0) + PyTuple_GET_SIZE(self->last_key) - owners;
+    if (n >= 64 || !(self->lengths_met >> n & 1) || n * parts > end - at->words)
+        return 0;
+    for (k = 0; k < n; k++) {
+        at->code = self->code + self->element;
+        at->owners = owners;
+        if (!quick_part(at, PySequence_Fast_GET_ITEM(at->list, k)))
+            return 0;
+    }
+    return 1;
+}
+
+enum {MOST_WORDS = 2 + 2 * MOST_OPERANDS};      /* of calls that go the quick way */
+
+/* The words of a call that goes the quick way: how many; 0 if it does not. */
+static Py_ssize_t quick_words(Record *self, PyObject *const *args, int64_t *words)
+{
+    Quick at;
+    Py_ssize_t k;
+    if (self->makes_leaves || !self->last_key)
+        return 0;
+    at.code = self->code;
+    at.owners = &PyTuple_GET_ITEM(self->last_key, 0);
+    at.words = words + (self->element ? 2 : 1);
+    at.list = NULL;
+    for (k = 0; k < self->num_args; k++)
+        if (!quick_part(&at, args[k]))
+            return 0;
+    if (at.list) {
+        if (!quick_elements(self, &at, words + MOST_WORDS))
+            return 0;
+        words[1] = PySequence_Fast_GET_SIZE(at.list);
+    }
+    words[0] = self->last_number;
+    return at.words - words;
+}
+
+/* Each of these records a call: 1 with what it makes, or RETRY if it came too late; 0 if it is of another form, -1 for
+   an error. */
+static int record_long(Record *self, PyObject *const *args, PyObject **made)
 {
     Words w;
     Operands found;
     int right;
-    if (!check_alive(&self->target))
-        return -1;
-    if (num_args != self->num_args)
-        return 0;
     found.count = found.parts = 0;
     found.list = found.key = found.entry = NULL;
     begin_words(&w);
     right = read_call(self, args, &w, &found);
     if (right == 1) {
-        *made = emit(&self->target, &w, &PyTuple_GET_ITEM(found.entry, 1), self->num_results, self->structure);
+        *made = emit(&self->target, w.words, w.count, &PyTuple_GET_ITEM(found.entry, 1), &self->results);
         right = *made ? 1 : -1;
     }
     end_words(&w);
     end_operands(&found);
     return right;
+}
+
+static int try_record(Record *self, PyObject *const *args, Py_ssize_t num_args, PyObject **made)
+{
+    int64_t words[MOST_WORDS];
+    Py_ssize_t count;
+    PyObject *entry;
+    if (!check_alive(&self->target))
+        return -1;
+    if (num_args != self->num_args)
+        return 0;
+    if (!(count = quick_words(self, args, words)))
+        return record_long(self, args, made);
+    entry = held(self->last_entry);             /* a pass of the garbage collector may record here, too */
+    *made = emit(&self->target, words, count, &PyTuple_GET_ITEM(entry, 1), &self->results);
+    Py_DECREF(entry);
+    return *made ? 1 : -1;
 }
 
 /* Record a call, or hand it on: to the function of another form, and at last to Python code. */
@@ -888,10 +1215,14 @@ static int put_forms(Record *self, PyObject *forms, Py_ssize_t place)
             PyErr_Format(PyExc_ValueError, "%R is no form of an argument%s", form, k == place ? ", a list" : "");
             return 0;
         }
-        if (k == place && !put_code(self, ELEMENTS))
-            return 0;
+        if (k == place) {
+            if (!put_code(self, ELEMENTS))
+                return 0;
+            self->element = (int)self->num_code + 2;    /* behind L or T and the number of parts, which is one */
+        }
         if (letter) {
             self->num_operands += letter == ARRAY || letter == DATA || letter == WORD || letter == NUMBER;
+            self->makes_leaves |= letter == DATA || letter == NUMBER;
             if (self->num_operands > MOST_OPERANDS) {
                 PyErr_Format(PyExc_ValueError, "a call has at most %d operands", MOST_OPERANDS);
                 return 0;
@@ -926,18 +1257,17 @@ static PyObject *record_new(PyTypeObject *type, PyObject *args, PyObject *names)
         PyErr_SetString(PyExc_ValueError, "a call has a result, and its list is one of the arguments");
         return NULL;
     }
-    if (!check_structure(structure, num_results) || !(self = (Record *)type->tp_alloc(type, 0)))
+    if (!(self = (Record *)type->tp_alloc(type, 0)))
         return NULL;
     self->call = record_call;
-    self->structure = held(structure);
     self->entries = held(entries);
     self->other = held(other);
     self->general = held(general);
     self->lengths = held(lengths);
     self->hooks = hooks ? held(hooks) : NULL;
     self->num_args = PyTuple_GET_SIZE(forms);
-    self->num_results = num_results;
-    if (!open_target(&self->target, calls) || !put_forms(self, forms, place))
+    if (!open_results(&self->results, structure, num_results) || !open_target(&self->target, calls)
+        || !put_forms(self, forms, place))
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -946,7 +1276,7 @@ static int record_traverse(PyObject *me, visitproc visit, void *arg)
 {
     Record *self = (Record *)me;
     VISIT_TARGET(self->target);
-    Py_VISIT(self->structure);
+    Py_VISIT(self->results.structure);
     Py_VISIT(self->entries);
     Py_VISIT(self->other);
     Py_VISIT(self->general);
@@ -961,7 +1291,7 @@ static int record_clear(PyObject *me)
 {
     Record *self = (Record *)me;
     CLEAR_TARGET(self->target);
-    Py_CLEAR(self->structure);
+    Py_CLEAR(self->results.structure);
     Py_CLEAR(self->entries);
     Py_CLEAR(self->other);
     Py_CLEAR(self->general);
@@ -974,10 +1304,149 @@ static int record_clear(PyObject *me)
     return 0;
 }
 
+/* ---- Table: the functions that record the calls of vertices ---------------------------------------- */
+
+/* A vertex is a block, or (an object, a part of it). They are known by their addresses: whoever is in the table holds
+   them. From outside it is a dict of ids and pairs of ids that only grows; here a call is found without making any. */
+typedef struct {
+    const void *block, *part;
+    PyObject *way;                              /* NULL: a free place */
+} Way;
+
+typedef struct {
+    PyObject_HEAD
+    Way *ways;
+    size_t room, count;                         /* room: a power of two, or 0 */
+} Table;
+
+/* The place of a vertex: its own, or a free one. At least one is free; NULL if there is no room at all. */
+static Way *place_of(const Table *table, const void *block, const void *part)
+{
+    size_t at = ((uintptr_t)block >> 4) * 31 + ((uintptr_t)part >> 4);
+    if (!table->room)
+        return NULL;
+    for (at ^= at >> 9; ; at++) {
+        Way *place = &table->ways[at & (table->room - 1)];
+        if (!place->way || (place->block == block && place->part == part))
+            return place;
+    }
+}
+
+/* The function that records a call of a vertex, not held; NULL if there is none. */
+static PyObject *way_of(const Table *table, const void *block, const void *part)
+{
+    const Way *place = place_of(table, block, part);
+    return place ? place->way : NULL;
+}
+
+/* Make room for one more; 0 with an error if there is none. */
+static int grow_table(Table *self)
+{
+    Table larger = *self;
+    size_t k;
+    if (2 * self->count < self->room)
+        return 1;
+    larger.room = self->room ? 2 * self->room : 16;
+    if (!(larger.ways = PyMem_Calloc(larger.room, sizeof *larger.ways))) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    for (k = 0; k < self->room; k++)
+        if (self->ways[k].way)
+            *place_of(&larger, self->ways[k].block, self->ways[k].part) = self->ways[k];
+    PyMem_Free(self->ways);
+    self->ways = larger.ways;
+    self->room = larger.room;
+    return 1;
+}
+
+/* The addresses of a vertex: 0 with an error if a key has none. */
+static int addresses_of(PyObject *key, void **block, void **part)
+{
+    int pair = PyTuple_CheckExact(key) && PyTuple_GET_SIZE(key) == 2;
+    *block = PyLong_AsVoidPtr(pair ? PyTuple_GET_ITEM(key, 0) : key);
+    *part = PyErr_Occurred() || !pair ? NULL : PyLong_AsVoidPtr(PyTuple_GET_ITEM(key, 1));
+    return !PyErr_Occurred();
+}
+
+static int table_set(PyObject *me, PyObject *key, PyObject *way)
+{
+    Table *self = (Table *)me;
+    void *block, *part;
+    Way *place;
+    PyObject *old;
+    if (!way)
+        PyErr_SetString(PyExc_TypeError, "vertices stay in their table");
+    if (!way || !addresses_of(key, &block, &part) || !grow_table(self))
+        return -1;
+    place = place_of(self, block, part);
+    old = place->way;
+    self->count += !old;
+    place->block = block;
+    place->part = part;
+    place->way = held(way);
+    Py_XDECREF(old);                            /* last: it may run code that looks into the table */
+    return 0;
+}
+
+static PyObject *table_get(PyObject *me, PyObject *args)
+{
+    PyObject *key, *otherwise = Py_None, *way;
+    void *block, *part;
+    if (!PyArg_ParseTuple(args, "O|O", &key, &otherwise) || !addresses_of(key, &block, &part))
+        return NULL;
+    way = way_of((Table *)me, block, part);
+    return held(way ? way : otherwise);
+}
+
+static PyObject *table_item(PyObject *me, PyObject *key)
+{
+    void *block, *part;
+    PyObject *way;
+    if (!addresses_of(key, &block, &part))
+        return NULL;
+    if ((way = way_of((Table *)me, block, part)))
+        return held(way);
+    PyErr_SetObject(PyExc_KeyError, key);
+    return NULL;
+}
+
+static Py_ssize_t table_length(PyObject *me)
+{
+    return (Py_ssize_t)((Table *)me)->count;
+}
+
+static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    return may_make(names) && PyArg_ParseTuple(args, "") ? type->tp_alloc(type, 0) : NULL;
+}
+
+static int table_traverse(PyObject *me, visitproc visit, void *arg)
+{
+    Table *self = (Table *)me;
+    size_t k;
+    for (k = 0; k < self->room; k++)
+        Py_VISIT(self->ways[k].way);
+    return 0;
+}
+
+static int table_clear(PyObject *me)
+{
+    Table *self = (Table *)me;
+    Way *ways = self->ways;
+    size_t k, room = self->room;
+    self->ways = NULL;                          /* first: what ends may run code that looks into the table */
+    self->room = self->count = 0;
+    for (k = 0; k < room; k++)
+        Py_XDECREF(ways[k].way);
+    PyMem_Free(ways);
+    return 0;
+}
+
 /* ---- Call: the __call__ of a marked block, or a marked function ----------------------------------- */
 
-/* The calls of a block are recorded under its id. A function or method has a `part`, and F as its first argument (behind
-   the object, if it is a method); its calls are recorded under (id of the object or the part, id of the part). */
+/* A block is a vertex by itself. A function or method has a `part`, and F as its first argument (behind the object, if
+   it is a method); the vertex is (the object or the part, the part). */
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
@@ -1007,36 +1476,50 @@ static int has_hooks(PyObject *block, PyObject *record)
     return 0;
 }
 
-/* The name under which a call is recorded, and where its arguments begin; NULL if it has none, or for an error. */
-static PyObject *name_of(Call *self, PyObject *const *args, Py_ssize_t n, Py_ssize_t *begin)
+/* A call's vertex, and where its arguments begin; 0 if it is no call of a vertex. */
+static int vertex_of(Call *self, PyObject *const *args, Py_ssize_t n, PyObject **block, Py_ssize_t *begin)
 {
-    PyObject *identity, *part, *name;
     *begin = 1;
+    *block = args[0];
     if (!self->part)
-        return PyLong_FromVoidPtr(args[0]);
-    if (args[0] != self->first && (n < 2 || args[1] != self->first))
-        return NULL;
-    *begin = args[0] == self->first ? 1 : 2;
-    identity = PyLong_FromVoidPtr(*begin == 1 ? self->part : args[0]);
-    part = PyLong_FromVoidPtr(self->part);
-    name = identity && part ? PyTuple_Pack(2, identity, part) : NULL;
-    Py_XDECREF(identity);
-    Py_XDECREF(part);
-    return name;
+        return 1;
+    if (args[0] == self->first)
+        *block = self->part;
+    else
+        *begin = 2;
+    return args[0] == self->first || (n > 1 && args[1] == self->first);
 }
 
-/* The function that records a call, held; NULL if there is none, or for an error. */
-static PyObject *find_record(Call *self, PyObject *const *args, Py_ssize_t n, Py_ssize_t *begin)
+/* What records a call of a vertex, held, by a table of any kind; NULL if there is none, or for an error. */
+static PyObject *look_up(PyObject *block, PyObject *part)
 {
-    PyObject *vertices = NULL, *name = NULL, *found = NULL;
-    if (listener && (name = name_of(self, args, n, begin)) && (vertices = PyObject_GetAttr(listener, known.vertices))
-        && PyDict_CheckExact(vertices))
-        found = PyDict_GetItemWithError(vertices, name);
+    PyObject *table = PyObject_GetAttr(here.listener, known.vertices), *name = NULL, *found = NULL;
+    if (table && PyDict_CheckExact(table)) {
+        name = part ? Py_BuildValue("NN", PyLong_FromVoidPtr(block), PyLong_FromVoidPtr(part))
+                    : PyLong_FromVoidPtr(block);
+        found = name ? PyDict_GetItemWithError(table, name) : NULL;
+    } else if (table && Py_TYPE(table) == &TableType)
+        found = way_of((Table *)table, block, part);
     Py_XINCREF(found);
-    if (found && !self->part && has_hooks(args[0], found))
-        Py_CLEAR(found);
-    Py_XDECREF(vertices);
     Py_XDECREF(name);
+    Py_XDECREF(table);
+    return found;
+}
+
+/* What records a call of a vertex, held; NULL if there is none, if the block has hooks, or for an error. */
+static PyObject *find_record(PyObject *block, PyObject *part)
+{
+    PyObject *table, *found;
+    if (!here.listener)
+        return NULL;
+    table = here.vertices ? SLOT(here.listener, here.vertices) : NULL;
+    if (table && Py_TYPE(table) == &TableType) {
+        found = way_of((Table *)table, block, part);
+        Py_XINCREF(found);
+    } else
+        found = look_up(block, part);
+    if (found && !part && has_hooks(block, found))
+        Py_CLEAR(found);
     return found;
 }
 
@@ -1044,13 +1527,13 @@ static PyObject *call_call(PyObject *me, PyObject *const *args, size_t nargsf, P
 {
     Call *self = (Call *)me;
     Py_ssize_t n = PyVectorcall_NARGS(nargsf), begin;
-    PyObject *found, *made;
+    PyObject *block, *found, *made;
     if (!self->otherwise) {
         PyErr_SetString(PyExc_RuntimeError, "this function was collected as garbage");
         return NULL;
     }
-    if (n && !(names && PyTuple_GET_SIZE(names))) {
-        if ((found = find_record(self, args, n, &begin))) {
+    if (n && !(names && PyTuple_GET_SIZE(names)) && vertex_of(self, args, n, &block, &begin)) {
+        if ((found = find_record(block, self->part))) {
             made = record(found, args + begin, n - begin);
             Py_DECREF(found);
             return made;
@@ -1059,6 +1542,48 @@ static PyObject *call_call(PyObject *me, PyObject *const *args, size_t nargsf, P
             return NULL;
     }
     return PyObject_Vectorcall(self->otherwise, args, nargsf, names);
+}
+
+/* Whether a class takes its __call__ from a Call that is one of blocks. */
+static int is_marked(PyTypeObject *type)
+{
+    Call *call = (Call *)_PyType_Lookup(type, known.call);
+    return call && Py_TYPE(call) == &CallType && !call->part && call->otherwise;
+}
+
+static ternaryfunc call_by_python;              /* the tp_call of classes that have a __call__ */
+
+/* The tp_call of a marked class: that of Python copies the arguments first. */
+static PyObject *call_block(PyObject *block, PyObject *args, PyObject *names)
+{
+    PyObject *found, *made;
+    if (!(names && PyDict_GET_SIZE(names)) && is_marked(Py_TYPE(block))) {
+        if ((found = find_record(block, NULL))) {
+            made = record(found, &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args));
+            Py_DECREF(found);
+            return made;
+        }
+        if (PyErr_Occurred())
+            return NULL;
+    }
+    return call_by_python(block, args, names);
+}
+
+/* Let the calls of the blocks of a class come here directly. (Whoever gives it another __call__ takes this back: Python
+   then sets its tp_call, and also that of classes that are derived from it.) */
+static PyObject *shorten(PyObject *module, PyObject *cls)
+{
+    PyTypeObject *type = (PyTypeObject *)cls;
+    (void)module;
+    if (!PyType_Check(cls) || !PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) || !is_marked(type)) {
+        PyErr_SetString(PyExc_TypeError, "shorten takes a class whose __call__ is a Call of blocks");
+        return NULL;
+    }
+    if (type->tp_call != call_block) {
+        call_by_python = type->tp_call;         /* the same function for every class */
+        type->tp_call = call_block;
+    }
+    return held(Py_None);
 }
 
 static PyObject *call_bind(PyObject *me, PyObject *block, PyObject *type)
@@ -1127,7 +1652,18 @@ static PyTypeObject RecordType = {
     CALLABLE("Record", Record, record,
              "Record(forms, structure, num_results, place, calls, entries, other, general, lengths[, hooks])", 0)};
 
-static PyGetSetDef call_attributes[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict}, {NULL}};
+static PyMethodDef table_methods[] = {{"get", table_get, METH_VARARGS, "get(vertex[, otherwise])"}, {NULL}};
+
+static PyMappingMethods table_mapping = {table_length, table_item, table_set};
+
+static PyTypeObject TableType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "gluon_dynbatch._fastpath.Table", .tp_basicsize = sizeof(Table), .tp_doc = "Table()",
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .tp_new = table_new, .tp_methods = table_methods,
+    .tp_as_mapping = &table_mapping, .tp_traverse = table_traverse, .tp_clear = table_clear, .tp_dealloc = free_object};
+
+static PyGetSetDef call_attributes[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+                                        {NULL}};
 
 static PyTypeObject CallType = {
     PyVarObject_HEAD_INIT(NULL, 0)
@@ -1189,12 +1725,18 @@ static PyObject *bind(PyObject *module, PyObject *args)
                           &retry, &first, &largest)
         || (owner = slot_of(lazy, "owner")) < 0 || (token = slot_of(lazy, "token")) < 0)
         return NULL;
-    lazy->tp_finalize = NULL;                   /* a LazyArray ends in silence: the __del__ of NDArray frees a handle */
+    if (!has_two_slots(lazy) || (known.lazy && known.lazy != lazy)) {
+        PyErr_Format(PyExc_TypeError, "%s is no LazyArray, or not the first one", lazy->tp_name);
+        return NULL;
+    }
     known.owner = owner;
     known.token = token;
     known.first = first;
     known.largest = largest;
     Py_XSETREF(known.lazy, (PyTypeObject *)held((PyObject *)lazy));     /* for the life of the process, as the module */
+    lazy->tp_finalize = NULL;                   /* a LazyArray ends in silence: the __del__ of NDArray frees a handle */
+    lazy->tp_alloc = alloc_lazy;
+    lazy->tp_dealloc = end_lazy;
     Py_XSETREF(known.ndarray, (PyTypeObject *)held((PyObject *)ndarray));
     Py_XSETREF(known.integer, (PyTypeObject *)held((PyObject *)integer));
     Py_XSETREF(known.retry, held(retry));
@@ -1203,15 +1745,26 @@ static PyObject *bind(PyObject *module, PyObject *args)
 
 static PyObject *listen(PyObject *module, PyObject *whom)
 {
+    Py_ssize_t vertices = whom == Py_None ? 0 : slot_of(Py_TYPE(whom), "vertices");
+    PyObject *before = here.listener;
     (void)module;
-    Py_XSETREF(listener, whom == Py_None ? NULL : held(whom));
+    if (vertices < 0) {                         /* an attribute like others */
+        PyErr_Clear();
+        vertices = 0;
+    }
+    here.listener = whom == Py_None ? NULL : held(whom);
+    here.vertices = vertices;
+    Py_XDECREF(before);
     return held(Py_None);
 }
 
 static PyMethodDef functions[] = {
     {"bind", bind, METH_VARARGS, "bind(LazyArray, ndarray, integer, RETRY, first token, largest word id): once, first"},
+    {"become", become, METH_VARARGS, "become(LazyArray, cls): array.__class__ = cls"},
     {"common_owner", common_owner, METH_O, "common_owner(arrays) -> the owner of all of them; None if there is none"},
     {"listen", listen, METH_O, "listen(whom): who listens on this thread from now on; None: nobody"},
+    {"shorten", shorten, METH_O, "shorten(cls): let the calls of its blocks come here directly"},
+    {"recycle", recycle, METH_O, "recycle(tokens): the next flushes may take those that only the list holds"},
     {"is_held", is_held, METH_O, "is_held(tokens) -> for each a byte: whether anybody but the list holds it"},
     {NULL}};
 
@@ -1227,10 +1780,10 @@ PyMODINIT_FUNC PyInit__fastpath(void)
         || !(known.vertices = PyUnicode_InternFromString("vertices"))
         || !(known.forward_hooks = PyUnicode_InternFromString("_forward_hooks"))
         || !(known.forward_pre_hooks = PyUnicode_InternFromString("_forward_pre_hooks"))
-        || !(known.watched = PyUnicode_InternFromString("watched"))
         || !(known.too_late = PyUnicode_InternFromString("too_late"))
+        || !(known.call = PyUnicode_InternFromString("__call__"))
         || PyModule_AddType(module, &AppendType) || PyModule_AddType(module, &OperatorsType)
-        || PyModule_AddType(module, &RecordType)
+        || PyModule_AddType(module, &RecordType) || PyModule_AddType(module, &TableType)
         || PyModule_AddType(module, &CallType)))
         Py_CLEAR(module);
     return module;

@@ -13,7 +13,7 @@ from cavs_core import LazyArray, listening, thread_state
 from cavs_core.mxnet_compat import mx
 
 from .errors import DiscardedError
-from .fastpath import FIRST, RETRY, make_append, make_operators
+from .fastpath import FIRST, RETRY, make_append, make_operators, make_table, recycle
 from .results import Flushed
 from .runtime import run_calls
 from .signature import CallClass, Signature
@@ -99,8 +99,8 @@ def owner_of(array: Any) -> Any:
 class Calls:
     """The calls since the last flush.
 
-    They are appended to by one thread, without a lock, and may be flushed by another. A flush first says that calls
-    are `watched`, then takes the log; a call that finds itself watched asks whether it is among those that were taken.
+    They are appended to by one thread, without a lock, and may be flushed by another. A flush first is one of the
+    `watchers`, then takes the log; a call that finds a watcher asks whether it is among those that were taken.
     """
 
     def __init__(self, recorder: Any):
@@ -111,12 +111,13 @@ class Calls:
         self.entries: list[Entry] = []
         self.by_key: dict[Any, Entry] = {}      # exact specs of the operands -> what the call is
         self.owners: dict[int, Owner] = {}      # spec -> who owns the arrays
-        self.short: dict[Any, tuple[dict[Any, Any], dict[Any, Entry], Any]] = {}        # see `ways`
+        self.short: dict[Any, tuple[Any, dict[Any, Entry], Any]] = {}        # see `ways`
         self.forms: dict[Any, dict[Any, Any]] = {}          # (state, vertex, form ..) -> the entries of its function
         self.log = bytearray()                  # see fastpath.py
         self.made: list[int] = []               # all tokens of results
         self.num_taken = 0                      # values of the calls that were flushed
-        self.watched = self.most is not None
+        # Who has to be asked behind every call. (A list that functions are bound to: none has to look for it here.)
+        self.watchers: list[str] = [] if self.most is None else ["max_pending"]
         self.num_watched = 0
         self.leaves: list[Any] = []             # arrays and numbers
         self.leaf_spec: list[int] = []
@@ -171,7 +172,8 @@ class Calls:
                 raise self.failure
             if self.flushed is None and self.log:
                 self.recorder.start_new_calls(self)     # first: who finds these sealed goes on with the new ones
-                self.sealed = self.watched = True
+                self.sealed = True
+                self.watchers.append("a flush")
                 try:
                     with listening(None):       # what the engine runs is nobody's call
                         self.flushed = run_calls(self, reason)
@@ -181,6 +183,7 @@ class Calls:
 
     def forget(self) -> None:
         """Drop what only recording needs, and with it the ring of owners and calls that would keep all alive."""
+        recycle(self.made)
         self.log, self.made, self.entries = bytearray(), [], []
         for table in (self.by_key, self.owners, self.short, self.forms, self.leaf_of):
             table.clear()
@@ -286,13 +289,13 @@ class Calls:
 
     # ---- entries -----------------------------------------------------------------------------
 
-    def ways(self, state: Any) -> tuple[dict[Any, Any], dict[Any, Entry], Any]:
+    def ways(self, state: Any) -> tuple[Any, dict[Any, Entry], Any]:
         """The short ways of a state of autograd: vertex -> function of its arguments, operator -> entry, and what
         records such an operator."""
         found = self.short.get(state)           # (never asked for twice: another thread may empty the table)
         if found is None:
             entries: dict[Any, Entry] = {}
-            found = self.short[state] = {}, entries, make_operators(self, entries)
+            found = self.short[state] = make_table(), entries, make_operators(self, entries)
         return found
 
     def new_entry(self, signature: Signature, recorded: bool, rows: int = 1, where: str = "", identity: Any = None,

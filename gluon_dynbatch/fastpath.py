@@ -10,8 +10,8 @@ For the calls of a vertex with arguments of one form a function is generated tha
 arguments are of its form, finds the entry by the owners of the arrays, makes the results, appends to the log. What is
 not its case it hands on to `other`: the function of another form, and at last the general way.
 
-`_fastpath.c` does the same in half of the time, where it was compiled when the package was installed. Without it
-Python code is generated, here, and everything else is the same.
+`_fastpath.c` does the same in a small part of the time, where it was compiled when the package was installed. Without
+it Python code is generated, here, and everything else is the same.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import LazyArray, tell
+from cavs_core import LazyArray, let_change, tell
 from cavs_core.mxnet_compat import mx
 
-INTERFACE = 3                   # of `_fastpath.c`: whoever changes what it offers counts up, here and there
+INTERFACE = 4                   # of `_fastpath.c`: whoever changes what it offers counts up, here and there
 
 compiled: ModuleType | None
 try:
@@ -39,7 +39,7 @@ if getattr(compiled, "INTERFACE", 0) != INTERFACE:      # compiled from an older
     compiled = None
 
 __all__ = ["FIRST", "RETRY", "KEYED", "common_owner", "compiled", "find_held", "flat_form", "form_of", "make_append",
-           "make_operators", "make_recorder", "structure_of"]
+           "make_operators", "make_recorder", "make_table", "recycle", "structure_of"]
 
 FIRST = 1 << 32                 # the first token; far from the small ints, which Python makes only once
 RETRY = object()                # a call came too late for the calls that it was meant for
@@ -61,12 +61,14 @@ class _Packs(dict):
 
 
 _packs = _Packs()
+_BOUND = "log=calls.log, made=calls.made, watchers=calls.watchers"      # what a generated function has at hand
 _NAMES = {"packs": _packs, "FIRST": FIRST, "RETRY": RETRY, "LARGEST": _LARGEST, "LazyArray": LazyArray,
           "ndarray": np.ndarray, "word_id": _word_id}
 
 
 if compiled is not None:
     compiled.bind(LazyArray, np.ndarray, np.integer, RETRY, FIRST, _LARGEST)
+    let_change(compiled.become)
     tell(compiled.listen)
 
 
@@ -79,6 +81,12 @@ def find_held(made: list[int]) -> Any:
     if compiled is not None:
         return np.frombuffer(compiled.is_held(made), bool)
     return np.fromiter(map(sys.getrefcount, made), np.int64, len(made)) > _HELD_ONCE
+
+
+def recycle(made: list[int]) -> None:
+    """A flush is over: the next ones may take the tokens that only the list holds."""
+    if compiled is not None:
+        compiled.recycle(made)
 
 
 def common_owner(arrays: Any) -> Any:
@@ -156,7 +164,7 @@ def make_append(num_operands: int, structure: Any, num_outputs: int, slots: int 
     lines = [
         "def make(calls, number, owners):",
         f"    {_listed(_outputs('o', num_outputs))} = owners",
-        f"    def append(operands, log=calls.log, made=calls.made, pack=packs[{1 + num_operands}]):",
+        f"    def append(operands, {_BOUND}, pack=packs[{1 + num_operands}]):",
         f"        {unpacked}" if operands or slots else "        pass",
         *_record(_call(pack, tokens, "RETRY"), structure, num_outputs, "RETRY"),
         "    return append"]
@@ -170,6 +178,11 @@ def make_operators(calls: Any, entries: dict[Any, Any]) -> Callable[..., Any] | 
     outside array that no call has read yet, is NotImplemented. None without the compiled module: it would save nothing.
     """
     return None if compiled is None else compiled.Operators(calls, entries)
+
+
+def make_table() -> Any:
+    """A table of the functions that record the calls of vertices, by `vertex_key`."""
+    return {} if compiled is None else compiled.Table()
 
 
 @cache
@@ -191,7 +204,7 @@ def make_recorder(forms: tuple[Any, ...], structure: Any, num_outputs: int, plac
     _unpack("args", forms, body, operands, place)
     if place >= 0:
         body += _check_list(f"args_{place}", forms[place])
-    lines += [f"    def record(args, log=calls.log, made=calls.made, pack=packs[{1 + len(operands)}]):", *body]
+    lines += [f"    def record(args, {_BOUND}, pack=packs[{1 + len(operands)}]):", *body]
     arrays = [x for x, form in operands if form in KEYED]
     made = {"a": "if type({0}) is not LazyArray: {0} = outside({0})", "d": "{0} = data({0})"}
     lines += ["        " + made[form].format(x) for x, form in operands if form in KEYED]
@@ -310,7 +323,7 @@ def _record(call: list[str], structure: Any, num_outputs: int, too_late: str) ->
         *["        " + line for line in call],
         f"        made += ({_listed(_outputs('t', num_outputs))})",
         "        log += call",
-        f"        if calls.watched and calls.too_late(t0): return {too_late}",
+        f"        if watchers and calls.too_late(t0): return {too_late}",
         f"        return {_structure_code(structure)}"]
 
 

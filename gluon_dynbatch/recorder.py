@@ -37,6 +37,8 @@ _signatures: dict[Any, Signature] = {}          # operators, for the life of the
 class Recorder(Listener):
     """Listens to one scope: decides what is recorded, what runs alone, and what makes everything run."""
 
+    __slots__ = ("vertices",)       # (beside the dict that it inherits: C finds it without asking for an attribute)
+
     def __init__(self, scope: Any):
         self.scope = scope
         self.thread = threading.get_ident()     # that records; others may flush

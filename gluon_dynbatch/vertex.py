@@ -44,13 +44,13 @@ def vertex(target: Any = None, *, name: str | None = None) -> Any:
     if target is None:
         return functools.partial(vertex, name=name)
     if isinstance(target, type) and issubclass(target, gluon.HybridBlock):
-        target.__call__ = _make_call(target, name)
+        _mark(target, name)
         return target
     if isinstance(target, gluon.HybridBlock):
         old = type(target)
         members = {"__module__": old.__module__, "__qualname__": old.__qualname__, "__doc__": old.__doc__}
         new = type(old.__name__, (old,), members)
-        new.__call__ = _make_call(new, name)
+        _mark(new, name)
         target.__class__ = new
         return target
     if isinstance(target, gluon.Block) or (isinstance(target, type) and issubclass(target, gluon.Block)):
@@ -63,6 +63,12 @@ def vertex(target: Any = None, *, name: str | None = None) -> Any:
         return made if compiled is None else functools.update_wrapper(
             compiled.Call(made, made, mx.nd), target)
     raise TypeError(f"@gdb.vertex: expected a HybridBlock or a function f(F, *arrays), got {target!r}")
+
+
+def _mark(cls: Any, name: str | None) -> None:
+    cls.__call__ = _make_call(cls, name)
+    if compiled is not None:
+        compiled.shorten(cls)
 
 
 def _make_call(cls: type, name: str | None) -> Any:

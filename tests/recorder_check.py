@@ -2,13 +2,15 @@
 
 import contextlib
 import sys
+import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import gluon_dynbatch as gdb
 from cavs_core import LazyArray
-from cavs_core.mxnet_compat import mx
+from cavs_core.mxnet_compat import gluon, mx
 from gluon_dynbatch import fastpath
 from gluon_dynbatch.fastpath import FIRST, RETRY, form_of, make_append, make_operators, make_recorder, structure_of
 
@@ -46,7 +48,7 @@ class Calls:
 
     def __init__(self):
         self.log, self.made, self.leaf_of, self.leaves = bytearray(), [], {}, []
-        self.owners, self.watched, self.late, self.asked = {}, False, False, []
+        self.owners, self.watchers, self.late, self.asked = {}, [], False, []
 
     def owner(self, name):
         if name not in self.owners:
@@ -204,3 +206,19 @@ class Harness:
                 self.own, self.out, self.array, self.data, self.word, self.number, self.a, self.b, self.entry,
                 self.entries, self.list_entries, self.pairs, self.pairs[0], self.calls, self.calls.log, self.calls.made,
                 self.handed_on, self.lengths, None, True, RETRY, LazyArray, NO_ARRAY, *self.calls.owners.values()]
+
+
+class Plain(gluon.HybridBlock):
+    def hybrid_forward(self, F, x, y):
+        return F.tanh(x) + y
+
+
+def make_cell():
+    """A block of a marked class of its own, of the variant that records now."""
+    return gdb.vertex(type("Cell", (Plain,), {}))()
+
+
+def in_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()

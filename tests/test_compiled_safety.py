@@ -33,19 +33,19 @@ ARRAYS = [nd.ones((1,)), nd.zeros((1,)), nd.ones((1, 3))]
 
 
 def late(h):
-    h.calls.watched = h.calls.late = True
+    h.calls.watchers[:], h.calls.late = ["a test"], True
     h.record(h.args())
     assert h.calls.asked
 
 
 def late_operator(h):
-    h.calls.watched = h.calls.late = True
+    h.calls.watchers[:], h.calls.late = ["a test"], True
     h.call_operator()
     assert h.calls.asked
 
 
 def fail_in_too_late(h):
-    h.calls.watched, h.calls.too_late = True, fails
+    h.calls.watchers[:], h.calls.too_late = ["a test"], fails
     h.record(h.args())
 
 
@@ -283,7 +283,8 @@ NESTED = (list, ("a",))
 WRONG_FORMS = [["a"], "a", ("?",), ("",), ("aa",), (5,), ((),), ((list,),), ((dict, ()),), ((list, ["a"]),),
                ((list, ("a",), 1),), (NESTED, (list, (None,))), ("a",) * 33, ((list, ("i",) * 33),)]
 WRONG_STRUCTURES = [1, -1, 1 << 80, True, "r0", [], (), (list, [0]), (set, (0,)), (list, (0, (list, (1,)))), 0.0]
-WRONG_CALLS = [*map(with_wrong, ("log", "made", "leaf_of")), *map(without, ("log", "made", "leaf_of")), None]
+PARTS = ("log", "made", "watchers", "leaf_of")
+WRONG_CALLS = [*map(with_wrong, PARTS), *map(without, PARTS), None]
 WRONG_LISTS = ["a", "i", (list, ()), (list, ("a", "a")), (list, ("i",)), (list, ((list, ()),)),
                (list, ((list, ("d",)),)), (list, ((tuple, ("a", NESTED)),))]
 WRONG = [

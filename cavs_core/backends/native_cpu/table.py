@@ -1,38 +1,56 @@
-"""The table of one direction of a run, while it is built."""
+"""The table of one direction of a layout: everything but the addresses, which every run puts in."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from . import ops
 from .memory import address_of
+from .stages import Stage, Sum
 from .workers import WORKERS
 
 __all__ = ["Table"]
 
 
 class Table:
-    """Operations, and the launches that run them."""
+    """Operations, and the launches that run them; memory has the numbers of a whole layout."""
 
     def __init__(self) -> None:
-        self.num_ops = 0
+        self.num_ops = self._num_words = self.started = 0
         self._ops: list[Any] = []
-        self._words: list[Any] = []             # of all kernels' own tables
-        self._num_words = 0
-        self._kernels: list[Any] = []           # (op, its first word)
+        self._places: list[Any] = []            # where in the operations addresses go ..
+        self._refs: list[Any] = []              # .. and of which memory
+        self._words: list[Any] = []             # memory that all kernels' own tables name
+        self._kernels: list[Any] = []           # where the addresses of these tables go ..
+        self._first_words: list[Any] = []       # .. and where each begins among the words
         self._launches: list[Any] = []
 
-    def add(self, rows: Any, words: Any = (), kernels: Any = ()) -> None:
-        """Append operations; those of `kernels` (row, first word) get the address of their words."""
-        if len(kernels):
-            self._kernels.append(kernels + np.array([self.num_ops, self._num_words]))
-            self._words.append(words)
-            self._num_words += len(words)
-        self._ops.append(rows)
-        self.num_ops += len(rows)
+    def add(self, stage: Stage, first: int) -> None:
+        """Append the operations of a stage, without its sums; its memory is numbered from `first` on."""
+        if not len(stage.rows):
+            return
+        self._places.append(stage.places + self.num_ops * ops.OP_WIDTH)
+        self._refs.append(stage.refs + first)
+        if len(stage.kernels):
+            self._kernels.append(stage.kernels + self.num_ops * ops.OP_WIDTH)
+            self._first_words.append(stage.first_words + self._num_words)
+            self._words.append(stage.words + first)
+            self._num_words += len(stage.words)
+        self._ops.append(stage.rows)
+        self.num_ops += len(stage.rows)
+
+    def add_sum(self, part: Sum, first: int) -> int:
+        """Append a sum; its number."""
+        number = self.num_ops
+        reads, places = [*part.reads, part.own], [*part.places, ops.C]      # (a gradient's address is put in by `run`)
+        self._places.append(np.array(places, np.int64) + number * ops.OP_WIDTH)
+        self._refs.append(np.array(reads, np.int64) + first)
+        self._ops.append(part.rows)
+        self.num_ops += 1
+        return number
 
     def launch(self, frames: Any, spans: Sequence[tuple[int, int]], bounds: int) -> None:
         """Every frame with every span of operations."""
@@ -64,14 +82,30 @@ class Table:
         rows[:, :, ops.BOUNDS] = bounds
         return rows
 
-    def run(self) -> int:
-        """Hand the table to the workers; the number of operations that they start."""
-        if not self._launches:
+    def finish(self) -> None:
+        """Nothing more is added."""
+        for name in ("_ops", "_places", "_refs", "_words", "_kernels", "_first_words", "_launches"):
+            parts = getattr(self, name)
+            setattr(self, name, np.concatenate(parts) if parts else np.zeros(0, np.int64))
+        if len(self._launches):
+            self.started = int((self._launches[:, ops.OP_END] - self._launches[:, ops.OP_BEGIN]).sum())
+
+    def run(self, addresses: Any, targets: Iterable[tuple[int, int, bool]]) -> int:
+        """Hand the table to the workers; the number of operations that they start.
+
+        Parameters
+        ----------
+        addresses : int64 array, of the memory
+        targets : number of a sum, where it goes, and whether it is added to what is there
+        """
+        if not len(self._launches):
             return 0
-        launches, table = np.concatenate(self._launches), np.concatenate(self._ops)
-        words = np.concatenate([*self._words, np.zeros(0, np.int64)])
-        if self._kernels:
-            number, first = np.concatenate(self._kernels).T
-            table[number, ops.A] = address_of(words) + 8 * first
-        WORKERS.execute(launches, table)
-        return int((launches[:, ops.OP_END] - launches[:, ops.OP_BEGIN]).sum())
+        made = self._ops.copy()
+        flat = made.reshape(-1)
+        flat[self._places] = addresses[self._refs]
+        words = addresses[self._words]
+        flat[self._kernels] = self._first_words * 8 + address_of(words)
+        for number, address, accumulate in targets:
+            made[number, ops.C], made[number, ops.ACCUMULATE] = address, accumulate
+        WORKERS.execute(self._launches, made)
+        return self.started

@@ -17,9 +17,10 @@ from ...plan import ClassPlan, buffer_specs
 from ...program import CHILD, Spec
 from .ir import ScatterOp
 from .memory import ARENA, Block, address_of
+from .ops import OP_BEGIN, OP_END
 from .prepare import Prepared, prepare, size_of
-from .stages import Stage, Sum
-from .table import Table
+from .stages import Sum
+from .table import Operations, launches_of
 
 __all__ = ["Assembly", "Blocks", "Direction", "LookedUp", "assembly_of"]
 
@@ -51,133 +52,78 @@ class LookedUp(NamedTuple):
 
 
 class Direction:
-    """The table of one direction, and where the memory that it names comes from.
+    """The tables of one direction of a layout, and where the memory that they name comes from.
 
     Attributes
     ----------
-    table : Table
+    operations : Operations
+    launches : int64 array, with the numbers of operations
+    started : how many operations the launches start
     own, own_bytes : (numbers of memory, where they begin in the block of the direction), and the size of that block
     fixed : (numbers, addresses): what belongs to the layout
-    of_buffers, of_messages : (numbers, which buffer, bytes behind its beginning)
-    asked : number, class and name of the memory that every run brings along
-    sums : number of the operation, class, and Sum, where the target is a gradient
+    in_buffers, in_messages : (numbers, which buffer, bytes behind its beginning)
     looked_up : list of LookedUp
     """
 
     def __init__(self, assembly: Assembly, layout: Layout, backward: bool, wanted: frozenset[Any],
                  sparse: frozenset[Any]):
         self.wanted, self.sparse = wanted, sparse
-        self._assembly, self._layout, self._backward = assembly, layout, backward
-        self.table = Table()
-        self.sums: list[tuple[int, int, Sum]] = []
-        self.looked_up: list[LookedUp] = []
-        self._named: dict[int, tuple[int, Any]] = {}            # number -> class and name
-        self._hold_zeros: list[Any] = []
-        self._fill_table()
-        self._take_own()
-        self._sort_out()
-        del self._assembly, self._layout, self._named           # (the layout lets this go, not the other way round)
+        parts, prepared, first = layout.classes, assembly.prepared, assembly.first
+        rounds = layout.backward_rounds if backward else layout.rounds
+        made = self.operations = assembly.operations(layout, rounds, backward, wanted, sparse)
+        frames, bounds = [part.frames for part in parts], [_bounds(part) for part in parts]
+        self.launches = launches_of(made.spans, [order for _, order in rounds], frames, bounds)
+        self.started = int((self.launches[:, OP_END] - self.launches[:, OP_BEGIN]).sum())
+        sizes = [size for p, part in zip(prepared, parts) for size in p.memory[backward].sizes(part)]
+        offsets = np.cumsum([0, *sizes])
+        self.own, self.own_bytes = (made.own, offsets[:-1]), int(offsets[-1])
+        self._zeros: list[Any] = []
+        self.fixed = _columns([(number, self._fixed(layout, parts[c], *name)) for number, c, name in made.fixed], 2)
+        bytes_of = assembly.row_bytes
+        self.in_buffers, self.in_messages = (
+            _columns([(number, *_place(parts[c], bytes_of, *name)) for number, c, name in named], 3)
+            for named in (made.in_buffers, made.in_messages))
+        self.looked_up = [_looked_up(c, parts[c], part, first[c]) for c, part in made.looked_up]
 
-    def _fill_table(self) -> None:
-        """In every round: eager parts of its classes, its launches in order, lazy parts of its classes."""
-        layout, table = self._layout, self.table
-        for classes, order in layout.backward_rounds if self._backward else layout.rounds:
-            busy = [c for c in classes if layout.classes[c].whole.num_rows]
-            in_order = list(dict.fromkeys(c for c, _ in order))
-            for phase, members in ((0, busy), (1, in_order), (2, busy)):
-                spans = {}
-                for c in members:
-                    made = [self._emit(c, s) for s in self._assembly.prepared[c].stages[self._backward][phase]]
-                    spans[c] = [span for span in made if span[0] < span[1]]
-                    if phase != 1 and spans[c]:
-                        table.launch(layout.classes[c].frames[:1], spans[c], self._bounds(c))
-                if phase == 1:
-                    table.launch_in_order(order, {c: (layout.classes[c].frames[1:], spans[c], self._bounds(c))
-                                                  for c in in_order})
-        table.finish()
-
-    def _bounds(self, c: int) -> int:
-        edges = self._layout.classes[c].edges
-        return address_of(edges.indptr) if edges is not None else 0
-
-    def _emit(self, c: int, stage: Stage) -> tuple[int, int]:
-        """Add the operations of a stage; their numbers."""
-        begin, first, refs = self.table.num_ops, self._assembly.first[c], self._assembly.prepared[c].refs.list
-        for ref in stage.reads:
-            self._named[first + ref] = c, refs[ref]
-        self.table.add(stage, first)
-        for part in stage.sums:
-            self._emit_sum(c, part, first, refs)
-        return begin, self.table.num_ops
-
-    def _emit_sum(self, c: int, part: Sum, first: int, refs: list[Any]) -> None:
-        layout, op = self._layout.classes[c], part.op
-        name = layout.names.get(part.source, part.source)
-        if not part.own and name not in self.wanted:
-            return
-        for ref in (*part.reads, *([part.own] if part.own else [])):
-            self._named[first + ref] = c, refs[ref]
-        if not part.own and name in self.sparse:
-            assert isinstance(op, ScatterOp)
-            rows = (layout.whole.num_edges if op.domain == CHILD else layout.whole.num_rows) * op.count
-            self.looked_up.append(LookedUp(name, op, rows, [first + ref for ref in part.reads]))
-            return
-        number = self.table.add_sum(part, first)
-        if not part.own or isinstance(op, ScatterOp):
-            self.sums.append((number, c, part))
-
-    def _take_own(self) -> None:
-        """The memory of the classes for this direction, in one block."""
-        numbers, sizes = [], [0]
-        for prepared, first, part in zip(self._assembly.prepared, self._assembly.first, self._layout.classes):
-            memory = prepared.memory[self._backward]
-            mine = memory.sizes(part)
-            numbers += [first + number for number in memory.numbers[:len(mine)]]
-            sizes += mine
-        offsets = np.cumsum(sizes)
-        self.own, self.own_bytes = (np.array(numbers, np.int64), offsets[:-1]), int(offsets[-1])
-
-    def _sort_out(self) -> None:
-        fixed, of_buffers, of_messages = ([[], []], [[], [], []], [[], [], []])     # type: ignore[var-annotated]
-        self.asked: list[tuple[int, int, Any]] = []
-        bytes_of, classes = self._assembly.row_bytes, self._layout.classes
-        for number, (c, ref) in self._named.items():
-            if ref is None or ref[0] == "value":        # none at all; the class's own
-                continue
-            part, (kind, what) = classes[c], ref
-            if kind in ("output", "buffer", "messages", "send"):
-                place = part.writes[what] if kind in ("output", "messages") else \
-                    part.reads[what] if kind == "buffer" else part.sends[what]
-                behind = place.base * bytes_of[place.buffer] if kind in ("output", "send") else 0
-                _append(of_buffers if kind in ("output", "buffer") else of_messages, number, place.buffer, behind)
-            elif kind in ("shared", "external", "pull_grad"):
-                self.asked.append((number, c, ref))
-            else:
-                _append(fixed, number, self._fixed(part, kind, what))
-        self.fixed, self.of_buffers, self.of_messages = (
-            tuple([np.array(column, np.int64) for column in columns]) for columns in (fixed, of_buffers, of_messages))
-
-    def _fixed(self, part: ClassLayout, kind: str, what: Any) -> int:
+    def _fixed(self, layout: Layout, part: ClassLayout, kind: str, what: Any) -> int:
         """The address of what the layout has."""
-        if kind == "zeros":
-            self._hold_zeros.append(np.zeros(what.shape, what.dtype))
-            return address_of(self._hold_zeros[-1])
         if kind == "rows":
             return address_of(part.reads[what].rows.rows)
-        if kind == "external_rows":
-            return address_of(part.external.rows)
         if kind in ("pull", "pull_bounds"):
             place = part.writes[what]
-            messages = self._layout.messages[place.buffer]
+            messages = layout.messages[place.buffer]
             return (address_of(messages.pull.rows) if kind == "pull" else
                     address_of(messages.segments.indptr) + 8 * place.base)
+        if kind == "zeros":
+            self._zeros.append(np.zeros(what.shape, what.dtype))
+            return address_of(self._zeros[-1])
+        if kind == "external_rows":
+            return address_of(part.external.rows)
         assert part.edges is not None and kind in ("bounds", "edge_row")
         return address_of(part.edges.indptr if kind == "bounds" else part.edges.row)
 
 
-def _append(columns: Sequence[list[int]], *values: int) -> None:
-    for column, value in zip(columns, values):
-        column.append(value)
+def _bounds(part: ClassLayout) -> int:
+    return address_of(part.edges.indptr) if part.edges is not None else 0
+
+
+def _place(part: ClassLayout, bytes_of: Sequence[int], kind: str, what: Any) -> tuple[int, int]:
+    """Which buffer a memory is in, and how many bytes behind its beginning."""
+    if kind == "buffer":
+        return part.reads[what].buffer, 0
+    place = part.sends[what] if kind == "send" else part.writes[what]
+    return place.buffer, 0 if kind == "messages" else place.base * bytes_of[place.buffer]
+
+
+def _looked_up(c: int, part: ClassLayout, looked: Sum, first: int) -> LookedUp:
+    op = looked.op
+    assert isinstance(op, ScatterOp)
+    rows = (part.whole.num_edges if op.domain == CHILD else part.whole.num_rows) * op.count
+    return LookedUp(part.names.get(looked.source, looked.source), op, rows, [first + ref for ref in looked.reads])
+
+
+def _columns(rows: list[tuple[int, ...]], count: int) -> Any:
+    return np.array(rows, np.int64).reshape(-1, count).T
 
 
 class Assembly:
@@ -210,6 +156,45 @@ class Assembly:
         if known is None or (known.wanted, known.sparse) != asked:
             known = self._directions[backward] = Direction(self, layout, backward, *asked)
         return known
+
+    def operations(self, layout: Layout, rounds: Any, backward: bool, wanted: frozenset[Any],
+                   sparse: frozenset[Any]) -> Operations:
+        """Of all classes that have rows. They are remembered: mini-batches of a model differ in the layout alone."""
+        parts = layout.classes
+        shape = tuple([(tuple([c for c in classes if parts[c].whole.num_rows]),
+                        tuple(dict.fromkeys([c for c, _ in order]))) for classes, order in rounds])
+        skipped, as_rows = set(), set()
+        for c, prepared in enumerate(self.prepared) if backward else ():
+            for source in prepared.grad_sources if parts[c].whole.num_rows else ():
+                name = parts[c].names.get(source, source)
+                if name not in wanted:
+                    skipped.add((c, source))
+                elif name in sparse:
+                    as_rows.add((c, source))
+        key = (tuple(map(id, self.prepared)), shape, backward, frozenset(skipped), frozenset(as_rows))
+        known = _operations.get(key)
+        if known is None:
+            known = Operations(self.prepared, self.first, shape, backward, skipped, as_rows)
+            for prepared in self.prepared:
+                if id(prepared) not in _watched:
+                    _watched.add(id(prepared))
+                    weakref.finalize(prepared, _forget, id(prepared))
+            while len(_operations) >= _MOST:
+                _operations.pop(next(iter(_operations)), None)
+            _operations[key] = known
+        return known
+
+
+_MOST = 256
+_operations: dict[Any, Operations] = {}     # the last made; they hold parameters, and go with the classes they are of
+_watched: set[int] = set()                  # ids of Prepared
+
+
+def _forget(prepared: int) -> None:
+    _watched.discard(prepared)
+    for key in list(_operations):
+        if prepared in key[0]:
+            _operations.pop(key, None)
 
 
 _assemblies: dict[int, Assembly] = {}       # id of a layout, while it lives

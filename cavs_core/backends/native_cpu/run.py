@@ -16,9 +16,9 @@ from ...plan import ClassPlan, buffer_bytes
 from ...program import CHILD, SHARED, Pull
 from ..targets import WRITTEN, Target
 from .assembly import Direction, assembly_of
-from .ir import ScatterOp
 from .memory import ARENA, Block, address_of
 from .products import segment_sum
+from .table import run_table
 
 __all__ = ["NativeRun"]
 
@@ -189,15 +189,16 @@ class NativeRun:
 
     def _execute(self, direction: Direction) -> None:
         targets = []
-        for number, c, part in direction.sums:
+        for number, c, part in direction.operations.sums:
             if part.own:
                 target, accumulate = int(self._addresses[self._assembly.first[c] + part.own]), False
             else:
                 target, accumulate = self._grad_memory(c, part.source)
                 targets.append((number, target, accumulate))
-            if isinstance(part.op, ScatterOp) and not accumulate:
+            if part.adds_into_zeros and not accumulate:
                 array_at(target, (part.op.size * part.op.width,), part.op.dtype)[:] = 0
-        self.launched += direction.table.run(self._addresses, targets)
+        run_table(direction.launches, direction.operations.with_addresses(self._addresses, targets))
+        self.launched += direction.started
         for name, op, rows, refs in direction.looked_up:
             index, values = self._addresses[refs].tolist()
             self._grads.setdefault(name, []).append(
@@ -228,11 +229,11 @@ class NativeRun:
         known[numbers] = offsets + block.address
         numbers, addresses = direction.fixed
         known[numbers] = addresses
-        for (numbers, buffers, behind), at in ((direction.of_buffers, self._at_buffers),
-                                               (direction.of_messages, at_messages)):
+        for (numbers, buffers, behind), at in ((direction.in_buffers, self._at_buffers),
+                                               (direction.in_messages, at_messages)):
             if len(numbers):
                 known[numbers] = at[buffers] + behind
-        for number, c, (kind, source) in direction.asked:
+        for number, c, (kind, source) in direction.operations.asked:
             if not known[number]:
                 known[number] = self._asked_address(c, kind, source)
 

@@ -75,6 +75,7 @@ class Sum:
         self.places = [ops.A, ops.B][:len(read)]            # where in the row their addresses go
         kind, self.source = op.target
         self.own = 0 if kind == "grad" else refs.number(op.target)     # memory of the class, if it is no gradient
+        self.adds_into_zeros = isinstance(op, ScatterOp)
 
 
 class Stage:

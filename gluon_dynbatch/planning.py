@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ from .signature import CallClass, any_number_signature, operand_source
 from .sums import SUM_ROLES, find_chains, fold_chains
 from .values import BUFFERS, ROW_SPECS, SPECS
 
-__all__ = ["PLANS", "PlanCache", "Planned", "make_problem", "plan_flush", "plan_launches"]
+__all__ = ["PLANS", "Fill", "PlanCache", "Planned", "find_fills", "make_problem", "plan_flush", "plan_launches"]
 
 
 class ClassName(NamedTuple):
@@ -61,6 +61,15 @@ class Ran:
     joined: int = 0
 
 
+class Fill(NamedTuple):
+    """Leaves that are rows of a buffer: data from its first row on, and numbers (by their place among these) behind."""
+
+    buffer: int
+    data: list[int]
+    numbers: Any
+    first_number: int
+
+
 @dataclass
 class Planned:
     """Everything that a run needs to know beforehand.
@@ -74,6 +83,8 @@ class Planned:
     layout, plans : for the executor, a ClassPlan per class that runs
     names : leaf -> its name in the run, for those that all calls of a class share
     kinds : of the operands of each class, see `Signature.plan`
+    fills : which leaves are the rows of buffers; see `find_fills`
+    predicted : constants of a device -> milliseconds of both directions there, once somebody asked
     """
 
     scan: Scan
@@ -84,6 +95,8 @@ class Planned:
     plans: list[Any]
     names: dict[int, LeafName]
     kinds: list[list[str]]
+    fills: list[Fill]
+    predicted: dict[Any, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -110,7 +123,7 @@ def plan_flush(tables: Any, method: Method, place: str) -> tuple[Planned, bool]:
     structure, classes = tables.structure, tables.classes
     weighed = place if method.policy in ("agenda", "cost") else None
     key = (method, weighed, tuple(tables.buffers), tuple([(cls.signature, cls.recorded) for cls in classes]),
-           tables.wanted_params, structure.checksum)
+           tables.wanted_params, len(tables.leaves.data), structure.checksum)
     known = PLANS.get(key, structure.arrays)
     if known is not None:
         structure.arrays, planned = known
@@ -145,7 +158,21 @@ def _plan(tables: Any, method: Method, place: str | None) -> Planned:
     wanted_params = [tables.wanted_params[c] if c >= 0 else () for c in ran.origins]
     layout, plans, leaf_names, kinds = _lay_out(ran.classes, ran.recording, ran.scan, grouping, rounds, tables.buffers,
                                                 heads, wanted_params)
-    return Planned(scanned, ran, grouping, heads, layout, plans, leaf_names, kinds)
+    fills = find_fills(tables.recording.leaf_buffers, grouping.leaf_rows, len(tables.leaves.data))
+    return Planned(scanned, ran, grouping, heads, layout, plans, leaf_names, kinds, fills)
+
+
+def find_fills(leaf_buffers: Any, leaf_rows: Any, num_data: int) -> list[Fill]:
+    """The leaves that are rows of each buffer, in the order in which the analyzer placed them: data, then numbers."""
+    found = []
+    placed = np.flatnonzero(leaf_rows >= 0)
+    for b in np.unique(leaf_buffers[placed]).tolist():
+        mine = placed[leaf_buffers[placed] == b]
+        count = int(np.searchsorted(mine, num_data))
+        numbers = mine[count:]
+        first = int(leaf_rows[numbers[0]]) if len(numbers) else 0
+        found.append(Fill(b, mine[:count].tolist(), numbers - num_data, first))
+    return found
 
 
 def _fold(classes: Sequence[CallClass], r: Recording, s: Scan, viewed: Any) -> Any:

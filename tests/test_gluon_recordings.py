@@ -210,3 +210,17 @@ def test_an_equal_structure_is_compared_once(read):
     known = [s for _, s, _, _ in tables.RECORDINGS._plans.values()][-2:]
     assert known[0] is not known[1]
     assert all(a is b for a, b in zip(known[0].arrays, known[1].arrays))
+
+
+def test_a_number_in_the_log_is_not_one_among_the_data():
+    """Their plans look the same, but the numbers are found elsewhere."""
+    class Scale(gluon.HybridBlock):
+        def hybrid_forward(self, F, x, factor):
+            return F.broadcast_mul(x, factor)
+
+    scale, x = gdb.vertex(Scale()), nd.ones((1, 4))
+    for factors in ([2, 3, 4], [2.5, 3.5, 4.5], [5, 6, 7], [0.5, 1.5, 2.5]):
+        for _ in range(2):
+            with gdb.batching(policy="depth"):
+                made = [scale(x, factor) for factor in factors]
+            assert [y.asnumpy()[0, 0] for y in made] == factors

@@ -6,6 +6,7 @@ memory and puts the addresses in.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from .prepare import Prepared, prepare, size_of
 from .stages import Sum
 from .table import Operations, launches_of
 
-__all__ = ["Assembly", "Blocks", "Direction", "LookedUp", "assembly_of"]
+__all__ = ["Assembly", "Blocks", "Direction", "LookedUp", "assembly_of", "is_assembled"]
 
 
 class Blocks:
@@ -202,10 +203,15 @@ _assemblies: dict[int, Assembly] = {}       # id of a layout, while it lives
 
 def assembly_of(layout: Layout, plans: Sequence[ClassPlan]) -> Assembly:
     """What is known of the runs of a layout with these plans."""
-    known = _assemblies.get(id(layout))
-    if known is None:
+    if is_assembled(layout, plans):
+        return _assemblies[id(layout)]
+    if id(layout) not in _assemblies:
         weakref.finalize(layout, _assemblies.pop, id(layout), None)
-    elif all(a is b for a, b in zip(known.plans, plans)):
-        return known
     made = _assemblies[id(layout)] = Assembly(layout, plans)
     return made
+
+
+def is_assembled(layout: Layout, plans: Sequence[ClassPlan]) -> bool:
+    """Whether a layout has run with these plans: all its kernels are compiled."""
+    known = _assemblies.get(id(layout))
+    return known is not None and all(map(operator.is_, known.plans, plans))

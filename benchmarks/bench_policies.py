@@ -45,7 +45,7 @@ from benchmarks.run import QUIET, RESULTS
 from benchmarks.systems.gluon import System
 from benchmarks.workloads.base import data_folder
 from cavs_core.mxnet_compat import mx
-from gluon_dynbatch import choose, graphs, joining, planning, sums
+from gluon_dynbatch import choose, graphs, joining, planning, sums, tables
 from gluon_dynbatch.auto import Auto
 from gluon_dynbatch.costs import weigh
 from gluon_dynbatch.costs.devices import load, place_of
@@ -123,7 +123,8 @@ class Memory:
             (planning, "PLANS", planning.PlanCache()), (planning, "HABITS", joining.Habits()),
             (planning, "SUM_ROLES", sums.SumRoles()), (weigh, "_models", {}), (graphs, "_known", OrderedDict()),
             (choose, "AUTO", self.auto), (choose, "IDLE", LastUsed(choose.IDLE.most)),
-            (choose, "REPEATS", planning.PlanCache(choose.REPEATS.max_bytes))]
+            (choose, "REPEATS", planning.PlanCache(choose.REPEATS.max_bytes)),
+            (tables, "RECORDINGS", planning.PlanCache(tables.RECORDINGS.max_bytes))]
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:

@@ -34,7 +34,7 @@ from .plan import ClassPlan, VertexProgram, own_outputs, plan_class, respecified
 from .program import CHILD, ROW, SHARED, Arg, Const, Gather, GatherAll, Leaf, Param, Program, Shared, Spec
 from .ragged import one_row_program
 from .roll import agrees, roll
-from .tape import UNTOUCHED, TapeBridge, needs_gradient, on_tape, wrap_backward
+from .tape import UNTOUCHED, TapeBridge, need_gradient, on_tape, wrap_backward
 from .trace import flatten, inactive, map_nested, trace
 from .vertex import VertexFunction
 
@@ -48,7 +48,7 @@ __all__ = [
     "SHARED", "Segments", "Shared", "TapeBridge", "Target", "UNTOUCHED", "VertexProgram", "WRITTEN", "add_equal_rows",
     "address_of_data", "agrees", "are_ready", "array_at", "as_arrays_like", "become_array", "cache_folder",
     "copy_arrays", "flatten", "have_run", "inactive", "is_sparse", "kernel_sources", "let_change", "listening",
-    "lookup", "make_run", "map_nested", "needs_gradient", "note_seconds", "offsets_of", "on_tape", "one_row_program",
+    "lookup", "make_run", "map_nested", "need_gradient", "note_seconds", "offsets_of", "on_tape", "one_row_program",
     "own_outputs", "plan_class", "plan_messages", "respecified", "roll", "runs_in_the_end", "runs_natively", "supports",
     "target_of", "tell", "thread_state", "view_of_data", "wrap_backward", "write_gradient",
 ]

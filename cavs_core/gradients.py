@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import struct
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from .array_memory import address_of_data, array_at, view_of_data
+from .array_memory import view_of_data
 from .backends.native_cpu.row_sums import add_equal_rows
 from .backends.targets import WRITTEN, Target
 from .mxnet_compat import mx
@@ -82,19 +84,34 @@ def on_device(parts: Sequence[tuple[Any, Any]], like: Any) -> Any:
 
 
 def _on_cpu(parts: Sequence[Sequence[Any]], like: Any) -> Any:
-    sparse, shape, dtype = mx.nd.sparse, like.shape, like.dtype
-    made: list[Any] = []
+    """Rows are added up inside the bytes of a stored array, which MXNet reads at once.
+
+    (To make an array of its parts MXNet lets its engine copy the row numbers, and waits for that thread to wake up.)
+    """
+    shape, dtype = like.shape, np.dtype(like.dtype)
+    if not sum(np.size(n) for n, _ in parts):
+        return mx.nd.sparse.zeros("row_sparse", shape, ctx=like.context, dtype=like.dtype)
+    stored = np.zeros(0, np.uint8)
 
     def rows(count: int) -> Any:
-        # What mx.nd.sparse.row_sparse_array does, without its checks and copies: rows are written where they belong.
-        made.append(sparse.RowSparseNDArray(
-            sparse._new_alloc_handle("row_sparse", shape, mx.cpu(), False, dtype, [np.int64], [(count,)])))
-        return array_at(address_of_data(made[0]), (count, *shape[1:]), dtype)
+        nonlocal stored
+        head, num_bytes = _stored_head(shape, dtype, count), count * math.prod(shape[1:]) * dtype.itemsize
+        shift = -len(head) % 64                 # so that the rows are aligned
+        stored = np.empty(shift + len(head) + num_bytes + 8 * count, np.uint8)[shift:]
+        stored[:len(head)] = np.frombuffer(head, np.uint8)
+        return stored[len(head):len(head) + num_bytes].view(dtype).reshape(count, *shape[1:])
 
-    if not sum(np.size(n) for n, _ in parts):
-        return sparse.zeros("row_sparse", shape, ctx=like.context, dtype=dtype)
     kept = add_equal_rows(parts, shape[0], rows)
-    numbers = mx.nd.empty(kept.shape, ctx=mx.cpu(), dtype=np.int64)
-    view_of_data(numbers)[...] = kept
-    mx.base.check_call(mx.base._LIB.MXNDArraySyncCopyFromNDArray(made[0].handle, numbers.handle, ctypes.c_int(0)))
-    return made[0]
+    stored[len(stored) - kept.nbytes:] = kept.view(np.uint8)
+    handle = mx.base.NDArrayHandle()
+    mx.base.check_call(mx.base._LIB.MXNDArrayLoadFromRawBytes(
+        ctypes.c_void_p(stored.ctypes.data), ctypes.c_size_t(len(stored)), ctypes.byref(handle)))
+    return mx.nd.sparse.RowSparseNDArray(handle)
+
+
+def _stored_head(shape: tuple[int, ...], dtype: np.dtype, count: int) -> bytes:
+    """What MXNet stores of a row_sparse array before its rows and their numbers (int64): see NDArray::Save."""
+    sizes = f"i{len(shape)}q"
+    codes = mx.ndarray.ndarray._DTYPE_NP_TO_MX
+    return struct.pack(f"=Ii{sizes}{sizes}5iq", 0xF993FAC9, 1, len(shape), count, *shape[1:], len(shape), *shape, 1, 0,
+                       codes[dtype.type], codes[np.int64], 1, count)

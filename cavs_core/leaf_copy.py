@@ -49,10 +49,10 @@ def copy_arrays(arrays: list[Any], sizes: np.ndarray, target: Any) -> None:
     ----------
     arrays : NDArrays
     sizes : int64 array, the bytes of each
-    target : NDArray, as large as all of them together
+    target : NDArray or numpy array, as large as all of them together
     """
     handles = np.fromiter([a.handle.value for a in arrays], np.int64, len(arrays))
-    target.wait_to_read()
-    failed = _compiled()(handles, np.ascontiguousarray(sizes, np.int64), address_of_data(target), np.zeros(1, np.int64))
+    address = target.ctypes.data if isinstance(target, np.ndarray) else address_of_data(target)
+    failed = _compiled()(handles, np.ascontiguousarray(sizes, np.int64), address, np.zeros(1, np.int64))
     if failed >= 0:
         raise mx.base.get_last_ffi_error()

@@ -24,7 +24,7 @@ from .gradients import write_gradient
 from .lazy import LazyArray
 from .mxnet_compat import MXNetError, autograd, mx
 
-__all__ = ["TapeBridge", "UNTOUCHED", "needs_gradient", "on_tape", "wrap_backward"]
+__all__ = ["TapeBridge", "UNTOUCHED", "need_gradient", "needs_gradient", "on_tape", "wrap_backward"]
 
 UNTOUCHED = object()
 
@@ -322,6 +322,14 @@ def needs_gradient(array: Any) -> bool:
     if offset is None:
         return array.grad is not None or on_tape(array)
     return ctypes.c_void_p.from_address(array.handle.value + offset).value is not None
+
+
+def need_gradient(values: Sequence[Any]) -> list[bool]:
+    """`needs_gradient` of many arrays; of what is no NDArray it is False."""
+    offset, pointer = _entry_offset(), ctypes.c_void_p.from_address
+    if offset is None:
+        return [isinstance(x, NDArray) and needs_gradient(x) for x in values]
+    return [isinstance(x, NDArray) and pointer(x.handle.value + offset).value is not None for x in values]
 
 
 def _node_of(array: Any) -> Any:

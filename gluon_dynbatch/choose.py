@@ -19,7 +19,8 @@ from .costs.devices import NATIVE
 from .costs.weigh import class_costs, cost_model, use_measured_costs
 from .last_used import LastUsed
 from .methods import Method
-from .planning import PlanCache, checksum, make_problem, plan_launches
+from .plan_cache import PlanCache
+from .planning import make_problem, plan_launches
 from .policies import predicted_us
 from .repeats import Distinct, find_repeats
 from .tables import Tables
@@ -29,7 +30,7 @@ __all__ = ["AUTO", "IDLE", "REPEATS", "choose_method", "without_repeats"]
 AUTO = Auto()           # of the whole process
 IDLE = LastUsed(256)    # model -> flushes in a row where leaving out repeats did not pay
 PATIENCE, AGAIN = 4, 16
-REPEATS = PlanCache(16 << 20)       # what is left of recordings without repeats, and whether it pays
+REPEATS = PlanCache(16 << 20)       # Structure and looked up numbers -> what is left; None if that does not pay
 
 
 def without_repeats(tables: Tables) -> Tables:
@@ -47,15 +48,16 @@ def without_repeats(tables: Tables) -> Tables:
 
 def _distinct(tables: Tables) -> Tables | None:
     """The tables without repeats; None if that does not pay."""
-    facts, device = tables.repeat_facts(), cost_model(NATIVE).device
-    key = (device, checksum(facts.kinds, facts.operands, facts.numbers))
-    known = REPEATS.get(key, facts.arrays)
+    structure, facts, device = tables.structure, tables.repeat_facts(), cost_model(NATIVE).device
+    key = (structure, device, facts.lookups.ids.tobytes())
+    known = REPEATS.get(key, ())
     if known is None:
         left = find_repeats(facts, offsets_of_calls(tables.recording))
-        known = left, _pays(tables, left, device)
-        REPEATS.put(key, facts.arrays, known)
-    left, pays = known
-    return tables.without_repeats(left) if pays else None
+        found = structure.without_repeats(left) if _pays(tables, left, device) else None
+        REPEATS.put(key, (), found, num_bytes=structure.num_bytes + (found.num_bytes if found is not None else 0))
+    else:
+        _, found = known
+    return None if found is None else tables.with_structure(found)
 
 
 def _pays(tables: Tables, left: Distinct, device: Device) -> bool:

@@ -6,15 +6,12 @@ one: nothing is analyzed or laid out. Structures are found by a checksum and com
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from cavs_core import ClassLayout, Frame, Layout, Place, Read, RowIndex, Segments, plan_messages
 
@@ -25,6 +22,7 @@ from .costs.weigh import class_costs
 from .graphs import plan_graphs
 from .joining import HABITS, find_groups
 from .methods import Method
+from .plan_cache import PlanCache
 from .policies import POLICIES, Problem
 from .results import Heads, LeafName
 from .rounds import Rounds, find_rounds
@@ -32,7 +30,7 @@ from .signature import CallClass, any_number_signature, operand_source
 from .sums import SUM_ROLES, find_chains, fold_chains
 from .values import BUFFERS, ROW_SPECS, SPECS
 
-__all__ = ["PLANS", "PlanCache", "Planned", "checksum", "make_problem", "plan_flush", "plan_launches"]
+__all__ = ["PLANS", "Fill", "PlanCache", "Planned", "find_fills", "make_problem", "plan_flush", "plan_launches"]
 
 
 class ClassName(NamedTuple):
@@ -63,6 +61,15 @@ class Ran:
     joined: int = 0
 
 
+class Fill(NamedTuple):
+    """Leaves that are rows of a buffer: data from its first row on, and numbers (by their place among these) behind."""
+
+    buffer: int
+    data: list[int]
+    numbers: Any
+    first_number: int
+
+
 @dataclass
 class Planned:
     """Everything that a run needs to know beforehand.
@@ -76,6 +83,8 @@ class Planned:
     layout, plans : for the executor, a ClassPlan per class that runs
     names : leaf -> its name in the run, for those that all calls of a class share
     kinds : of the operands of each class, see `Signature.plan`
+    fills : which leaves are the rows of buffers; see `find_fills`
+    predicted : constants of a device -> milliseconds of both directions there, once somebody asked
     """
 
     scan: Scan
@@ -86,6 +95,8 @@ class Planned:
     plans: list[Any]
     names: dict[int, LeafName]
     kinds: list[list[str]]
+    fills: list[Fill]
+    predicted: dict[Any, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -95,67 +106,6 @@ class Planned:
                       s.depth, s.active, s.operand_offsets, s.value_offsets, s.maker, s.source, s.output)],
                   g.value_rows, g.value_buffers, g.leaf_rows, *[rows.calls for rows in g.classes])
         return sum(a.nbytes for a in arrays)
-
-
-class PlanCache:
-    """What was worked out from arrays, such as plans from structures: the last used, as many as fit into `max_bytes`.
-
-    A plan holds the parameters of its blocks, so it goes when one of them dies.
-    """
-
-    def __init__(self, max_bytes: int = 64 << 20):
-        self.max_bytes, self.num_bytes = max_bytes, 0
-        self._plans: OrderedDict[Any, tuple[list[Any], Any, int, list[int]]] = OrderedDict()    # .., ids of blocks
-        self._of_block: dict[int, set[Any]] = {}        # id of a block -> keys of its plans
-        self._lock = threading.RLock()                  # a block may die while a plan is put
-
-    def __len__(self) -> int:
-        return len(self._plans)
-
-    def get(self, key: Any, arrays: Sequence[Any]) -> Any:
-        """What was put for these very arrays; None if nothing was."""
-        with self._lock:
-            known = self._plans.get(key)
-            if known is None or not all(map(_equal, known[0], arrays)):
-                return None
-            self._plans.move_to_end(key)
-            return known[1]
-
-    def put(self, key: Any, arrays: Sequence[Any], plan: Any, blocks: Sequence[Any] = ()) -> None:
-        size = 4 * sum(a.nbytes for a in arrays)        # what a plan adds to them is about three times as much
-        if size > self.max_bytes:
-            return
-        with self._lock:
-            self._drop([key])
-            self._plans[key] = list(arrays), plan, size, [id(block) for block in blocks]
-            self.num_bytes += size
-            for block in blocks:
-                if id(block) not in self._of_block:
-                    self._of_block[id(block)] = set()
-                    weakref.finalize(block, self._forget, id(block))
-                self._of_block[id(block)].add(key)
-            while self.num_bytes > self.max_bytes:
-                self._drop([next(iter(self._plans))])
-
-    def _forget(self, block: int) -> None:
-        with self._lock:
-            self._drop(self._of_block.pop(block, ()))
-
-    def _drop(self, keys: Iterable[Any]) -> None:
-        for key in keys:
-            _, _, size, blocks = self._plans.pop(key, ((), None, 0, ()))
-            self.num_bytes -= size
-            for block in blocks:
-                self._of_block.get(block, set()).discard(key)
-
-    def clear(self) -> None:
-        with self._lock:
-            self._drop(list(self._plans))
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """numpy's array_equal, which asks more questions than it takes to compare small arrays."""
-    return a.shape == b.shape and bool((a == b).all())
 
 
 PLANS = PlanCache()         # of the whole process
@@ -170,32 +120,20 @@ def plan_flush(tables: Any, method: Method, place: str) -> tuple[Planned, bool]:
     method : Method
     place : whose costs count, where the method looks at costs
     """
-    r, classes = tables.recording, tables.classes
-    wanted_params = [tuple(bool(p.parameter.grad_req != "null") for p in cls.signature.params) for cls in classes]
-    arrays = (r.call_class, r.call_width, r.call_count, r.call_first, r.operands, r.leaf_buffers, r.leaf_widths,
-              r.leaf_wanted, r.heads, tables.value_specs, tables.viewed)
+    structure, classes = tables.structure, tables.classes
     weighed = place if method.policy in ("agenda", "cost") else None
-    key = (method, weighed, tuple(tables.buffers), tuple((cls.signature, cls.recorded) for cls in classes),
-           tuple(wanted_params), checksum(r.call_class, r.operands, r.heads))
-    planned = PLANS.get(key, arrays)
-    if planned is not None:
+    key = (method, weighed, tuple(tables.buffers), tuple([(cls.signature, cls.recorded) for cls in classes]),
+           tables.wanted_params, len(tables.leaves.data), structure.checksum)
+    known = PLANS.get(key, structure.arrays)
+    if known is not None:
+        structure.arrays, planned = known
         return planned, True
-    planned = _plan(tables, method, weighed, wanted_params)
-    PLANS.put(key, arrays, planned, [cls.identity[0] for cls in classes if cls.identity is not None])
+    planned = _plan(tables, method, weighed)
+    PLANS.put(key, structure.arrays, planned, [cls.identity[0] for cls in classes if cls.identity is not None])
     return planned, False
 
 
-@njit(cache=True, nogil=True)
-def checksum(first, second, third):  # type: ignore[no-untyped-def]
-    """A number that is the same for the same arrays, and seldom for others; in a form that vectorises."""
-    total = np.int64(0)
-    for part in (first, second, third):
-        for k in range(len(part)):
-            total += part[k] ^ (k * np.int64(0x2545F4914F6CDD1D))
-    return total
-
-
-def _plan(tables: Any, method: Method, place: str | None, wanted_params: Any) -> Planned:
+def _plan(tables: Any, method: Method, place: str | None) -> Planned:
     r, classes = tables.recording, tables.classes
     scanned = of_sums = scan(r)
     value_of = None                                 # of what runs, the number of each recorded value
@@ -217,10 +155,24 @@ def _plan(tables: Any, method: Method, place: str | None, wanted_params: Any) ->
         grouping = replace(grouping, value_rows=_looked_up(grouping.value_rows, value_of),
                            value_buffers=_looked_up(grouping.value_buffers, value_of))
     heads = Heads(tables.recording.heads, scanned, grouping, tables.value_specs)
-    wanted_params = [wanted_params[c] if c >= 0 else () for c in ran.origins]
+    wanted_params = [tables.wanted_params[c] if c >= 0 else () for c in ran.origins]
     layout, plans, leaf_names, kinds = _lay_out(ran.classes, ran.recording, ran.scan, grouping, rounds, tables.buffers,
                                                 heads, wanted_params)
-    return Planned(scanned, ran, grouping, heads, layout, plans, leaf_names, kinds)
+    fills = find_fills(tables.recording.leaf_buffers, grouping.leaf_rows, len(tables.leaves.data))
+    return Planned(scanned, ran, grouping, heads, layout, plans, leaf_names, kinds, fills)
+
+
+def find_fills(leaf_buffers: Any, leaf_rows: Any, num_data: int) -> list[Fill]:
+    """The leaves that are rows of each buffer, in the order in which the analyzer placed them: data, then numbers."""
+    found = []
+    placed = np.flatnonzero(leaf_rows >= 0)
+    for b in np.unique(leaf_buffers[placed]).tolist():
+        mine = placed[leaf_buffers[placed] == b]
+        count = int(np.searchsorted(mine, num_data))
+        numbers = mine[count:]
+        first = int(leaf_rows[numbers[0]]) if len(numbers) else 0
+        found.append(Fill(b, mine[:count].tolist(), numbers - num_data, first))
+    return found
 
 
 def _fold(classes: Sequence[CallClass], r: Recording, s: Scan, viewed: Any) -> Any:

@@ -75,7 +75,7 @@ class Lookups(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """All that decides which calls repeat others: arrays, by which they are known again.
+    """All that decides which calls repeat others.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class Facts(NamedTuple):
     counts, firsts, operands : of the recording
     numbers : int64 array
         The values of the last leaves: each is read by one call, all have one spec, and equal ones are the same operand.
-    num_data : int64 array of one, the number of the other leaves
+    num_data : the number of the other leaves
     held : int64 array
         Values that somebody needs for himself: their calls repeat no other.
     lookups : Lookups
@@ -98,13 +98,9 @@ class Facts(NamedTuple):
     firsts: Any
     operands: Any
     numbers: Any
-    num_data: Any
+    num_data: int
     held: Any
     lookups: Lookups
-
-    @property
-    def arrays(self) -> list[Any]:
-        return [*self[:-1], *(self.lookups if len(self.lookups.ids) else ())]
 
 
 def find_repeats(facts: Facts, offsets: tuple[Any, Any]) -> Distinct:
@@ -114,10 +110,10 @@ def find_repeats(facts: Facts, offsets: tuple[Any, Any]) -> Distinct:
     ----------
     offsets : of operands and values, as `offsets_of_calls` gives them
     """
-    f, num_data = facts, int(facts.num_data[0])
-    first, repeats = _find(f.kinds, f.counts, f.firsts, *offsets, f.operands, f.pure, f.numbers, num_data, f.held,
+    f = facts
+    first, repeats = _find(f.kinds, f.counts, f.firsts, *offsets, f.operands, f.pure, f.numbers, f.num_data, f.held,
                            *f.lookups)
-    calls, operands, numbers, value_of = _drop(first, *offsets, f.operands, num_data, len(f.numbers))
+    calls, operands, numbers, value_of = _drop(first, *offsets, f.operands, f.num_data, len(f.numbers))
     return Distinct(calls, repeats, operands, numbers, value_of)
 
 

@@ -119,7 +119,6 @@ class Flushed:
         self.origins = planned.ran.origins          # of the plans: recorded classes; joined ones have no parameters
         self._note_backward = note_backward
         self.specs, self.leaves = tables.value_specs, tables.leaves
-        self.only_names_rows = self.r.per_class(lambda c: c.alias, bool)[self.r.call_class[self.s.maker]]
         self.taped: dict[int, Any] | None = None    # value -> NDArray on the tape, once they are there
         self.bases: dict[int, Any] = {}             # value -> NDArray whose views share its memory
         self.freed = False
@@ -160,7 +159,8 @@ class Flushed:
             with autograd.pause(train_mode=autograd.is_training()):
                 return make(self.base_of(base))
         row = self.row(value)
-        return row.copy() if self.only_names_rows[value] else row      # an operator's result has memory of its own
+        alias = self.r.classes[self.r.call_class[self.s.maker[value]]].alias
+        return row.copy() if alias else row             # an operator's result has memory of its own
 
     def base_of(self, value: int) -> Any:
         if value not in self.bases:

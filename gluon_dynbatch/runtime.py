@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,12 @@ from cavs_core import (
 )
 from cavs_core.mxnet_compat import autograd, mx
 
-from .analyzer import Grouping, Recording
 from .check import check_calls
 from .choose import choose_method, without_repeats
 from .costs.devices import place_of
 from .costs.weigh import cost_model, predict_ms
 from .methods import Method
-from .planning import plan_flush
+from .planning import Fill, plan_flush
 from .report import FlushReport
 from .results import Flushed, LeafName
 from .tables import Leaves, read_calls, recorded_bytes
@@ -53,7 +53,7 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     if not sample.method.drops_repeats:         # (what auto tries)
         tables = recorded
     planned, sample.known = plan_flush(tables, sample.method, later)
-    recording, buffers, leaves = tables.recording, tables.buffers, tables.leaves
+    recording, leaves = tables.recording, tables.leaves
     layout, plans, grouping = planned.layout, planned.plans, planned.grouping
     analyzed = time.perf_counter()
     native, fallback = runs_natively(layout, plans, context, scope.config.backend)
@@ -61,13 +61,16 @@ def run_calls(calls: Any, reason: str) -> Flushed:
         stats.fallbacks[fallback] = stats.fallbacks.get(fallback, 0) + 1
     backend = "native" if native else "mxnet"
     place = place_of(backend, context)
-    forward_ms, backward_ms = predict_ms(plans, layout, place)
+    device = cost_model(place).device
+    if device not in planned.predicted:
+        planned.predicted[device] = predict_ms(plans, layout, place)
+    forward_ms, backward_ms = planned.predicted[device]
     ready = are_ready(plans, layout) if native else have_run(plans, layout)
     sample.counts = ready and (place == later or bool(fallback))        # else MXNet runs it until it is compiled
     with autograd.pause(train_mode=autograd.is_training()):
         arrays = _bind(plans, planned.names, leaves, context)
         stacking = time.perf_counter()
-        fills = _fills(leaves, grouping, recording, buffers, native)
+        fills = _fills(leaves, planned.fills, tables.buffers, native)
         stats.leaves_ms += (time.perf_counter() - stacking) * 1e3
         run = make_run(native, layout, plans, context, arrays, fills)
         # (Not the tables, which would be a ring.)
@@ -123,20 +126,17 @@ def _bind(plans: list[Any], leaf_names: dict[int, LeafName], leaves: Leaves, con
     return bound
 
 
-def _fills(leaves: Leaves, g: Grouping, r: Recording, buffers: list[int], native: bool) -> list[tuple[int, int, Any]]:
+def _fills(leaves: Leaves, wanted: Sequence[Fill], buffers: list[int], native: bool) -> list[tuple[int, int, Any]]:
     """The leaves of every buffer, one below the other; numbers stay numpy's for the native backend."""
     fills = []
-    placed = np.flatnonzero(g.leaf_rows >= 0)
-    for b in np.unique(r.leaf_buffers[placed]).tolist():
-        number, mine = buffers[b], placed[r.leaf_buffers[placed] == b]
-        count = int(np.searchsorted(mine, len(leaves.data)))
-        data, numbers = mine[:count], mine[count:]
-        if len(data):
-            fills.append((b, 0, _stacked(leaves, data.tolist(), ROW_SPECS[number], native)))
+    for b, data, numbers, first in wanted:
+        row = ROW_SPECS[buffers[b]]
+        if data:
+            fills.append((b, 0, _stacked(leaves, data, row, native)))
         if len(numbers):
-            rows = leaves.numbers[numbers - len(leaves.data)].astype(ROW_SPECS[number].dtype)
-            fills.append((b, int(g.leaf_rows[numbers[0]]), rows[:, None] if native else mx.nd.array(
-                rows[:, None], ctx=DEVICES[leaves.specs[numbers[0]]], dtype=rows.dtype)))
+            rows = leaves.numbers[numbers].astype(row.dtype)[:, None]
+            fills.append((b, first, rows if native else mx.nd.array(
+                rows, ctx=DEVICES[leaves.specs[len(leaves.data) + numbers[0]]], dtype=rows.dtype)))
     return fills
 
 

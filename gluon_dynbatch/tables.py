@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numba import njit
 
-from cavs_core import LazyArray, RunError, copy_arrays, needs_gradient, offsets_of, view_of_data
-from cavs_core.mxnet_compat import mx
+from cavs_core import LazyArray, RunError, copy_arrays, need_gradient, offsets_of, view_of_data
 
 from .analyzer import ClassInfo, Recording, offsets_of_calls
 from .fastpath import FIRST, find_held
+from .plan_cache import PlanCache, checksum
 from .repeats import Distinct, Facts, Lookups
 from .values import BUFFERS, SPECS, WIDTHS, as_array
 
-__all__ = ["Leaves", "Tables", "read_calls", "recorded_bytes"]
-
-NDArray = mx.nd.NDArray
+__all__ = ["RECORDINGS", "Leaves", "Structure", "Tables", "read_calls", "recorded_bytes"]
 
 
 class Leaves:
@@ -34,12 +33,12 @@ class Leaves:
     def ids(self, leaves: Sequence[int]) -> Any:
         """The elements of some leaves, one behind the other, as int64 that are equal where they are."""
         arrays = [as_array(self.data[leaf]) for leaf in leaves]
-        specs = [int(self.specs[leaf]) for leaf in leaves]
-        if len({SPECS[s].dtype for s in specs}) == 1:
+        specs = self.specs[leaves].tolist()
+        dtypes = {SPECS[s].dtype for s in specs}
+        if len(dtypes) == 1:
             sizes = _array([math.prod(SPECS[s].shape) for s in specs])
-            found = mx.nd.empty((int(sizes.sum()),), dtype=SPECS[specs[0]].dtype)
-            copy_arrays(arrays, sizes * np.dtype(SPECS[specs[0]].dtype).itemsize, found)
-            elements = view_of_data(found)
+            elements = np.empty(int(sizes.sum()), dtypes.pop())
+            copy_arrays(arrays, sizes * elements.itemsize, elements)
         else:
             elements = np.concatenate([view_of_data(x).ravel().astype(np.float64) for x in arrays])
         return elements.astype(np.float64).view(np.int64)
@@ -50,26 +49,81 @@ class Leaves:
         return as_array(self.data[leaf] if leaf < known else int(self.numbers[leaf - known]), context)
 
 
-class Tables:
-    """What was recorded, as arrays.
+class Structure:
+    """What was recorded, as arrays: one and the same object for all flushes that recorded the same.
+
+    It holds nothing of a model, which may die.
 
     Attributes
     ----------
-    classes : CallClass of each class
     recording : what the analyzer reads
     buffers : process-wide number of each buffer
     value_specs : int64 array, spec number of each value
-    leaves : Leaves
+    call_entry : int64 array, the number of each call's entry
+    numbers : int64 array, the values of the last leaves, which stood in the log
+    leaf_specs : int64 array, spec number of each leaf
     viewed : int64 array, values that others share their memory with
-    entries, call_entry : Entry of each kind of calls, and its number for each call
     value_of : the number of each recorded value in these tables; None if they have all calls
+    arrays : what a plan is worked out from; or equal ones, of a flush that has the same plan
+    facts, looked_up : what decides which calls repeat others, but for the numbers that rows were looked up by, and the
+        leaves that have these; None until somebody asks
     """
 
-    def __init__(self, classes: list[Any], recording: Recording, buffers: list[int], value_specs: Any, leaves: Leaves,
-                 viewed: Any, entries: list[Any], call_entry: Any, value_of: Any = None):
-        self.classes, self.recording, self.buffers, self.value_specs = classes, recording, buffers, value_specs
-        self.leaves, self.viewed, self.entries, self.call_entry = leaves, viewed, entries, call_entry
-        self.value_of = value_of
+    def __init__(self, recording: Recording, buffers: list[int], value_specs: Any, call_entry: Any, numbers: Any,
+                 leaf_specs: Any, viewed: Any, value_of: Any = None):
+        self.recording, self.buffers, self.value_specs, self.call_entry = recording, buffers, value_specs, call_entry
+        self.numbers, self.leaf_specs, self.viewed, self.value_of = numbers, leaf_specs, viewed, value_of
+        r = recording
+        self.arrays = [r.call_class, r.call_width, r.call_count, r.call_first, r.operands, r.leaf_buffers,
+                       r.leaf_widths, r.leaf_wanted, r.heads, value_specs, viewed]
+        self.facts: Facts | None = None
+        self.looked_up: list[int] = []
+
+    @cached_property
+    def checksum(self) -> int:
+        """By which plans are found."""
+        return int(checksum(self.recording.call_class, self.recording.operands, self.recording.heads))
+
+    @property
+    def num_bytes(self) -> int:
+        """What the arrays take, with those that are made when somebody looks for repeats."""
+        own = (self.call_entry, self.numbers, self.leaf_specs, *(() if self.value_of is None else (self.value_of,)))
+        return sum(a.nbytes for a in (*self.arrays, *own)) + 3 * self.call_entry.nbytes
+
+    def without_repeats(self, left: Distinct) -> Structure:
+        """The structure of the calls that are left."""
+        numbers = self.numbers[left.numbers]
+        num_leaves = len(self.leaf_specs) - len(self.numbers) + len(numbers)
+        value_specs = np.empty(int(left.value_of.max()) + 1, np.int64)
+        value_specs[left.value_of] = self.value_specs
+        return Structure(left.recording(self.recording, num_leaves), self.buffers, value_specs,
+                         self.call_entry[left.calls], numbers, self.leaf_specs[:num_leaves],
+                         left.value_of[self.viewed], left.value_of)
+
+
+class Tables:
+    """What was recorded: its structure, and what it was recorded of.
+
+    Attributes
+    ----------
+    structure : Structure; its arrays are here as well
+    classes : CallClass of each class
+    wanted_params : for each class and each of its parameters, whether it asks for a gradient
+    entries : Entry of each kind of calls
+    leaves : Leaves
+    """
+
+    def __init__(self, structure: Structure, classes: list[Any], wanted_params: Any, entries: list[Any],
+                 data: list[Any], parameters: dict[int, Any]):
+        self.structure, self.classes, self.wanted_params, self.entries = structure, classes, wanted_params, entries
+        self.recording, self.buffers, self.value_specs = structure.recording, structure.buffers, structure.value_specs
+        self.call_entry, self.viewed, self.value_of = structure.call_entry, structure.viewed, structure.value_of
+        self.leaves = Leaves(data, structure.numbers, structure.leaf_specs, parameters)
+
+    def with_structure(self, structure: Structure) -> Tables:
+        """The tables of some of the calls."""
+        return Tables(structure, self.classes, self.wanted_params, self.entries, self.leaves.data,
+                      self.leaves.parameters)
 
     @property
     def extra_bytes(self) -> int:
@@ -80,22 +134,28 @@ class Tables:
 
     def repeat_facts(self) -> Facts:
         """What decides which calls repeat others."""
-        r, pure = self.recording, np.array([not e.signature.draws for e in self.entries], bool)
-        return Facts(self.call_entry, pure, r.call_count, r.call_first, r.operands, self.leaves.numbers,
-                     _array([len(self.leaves.data)]), np.concatenate([r.heads, self.viewed]), self._lookups())
+        known = self.structure
+        if known.facts is None:
+            r, pure = self.recording, np.array([not e.signature.draws for e in self.entries], bool)
+            lookups, known.looked_up = self._lookups()
+            known.facts = Facts(self.call_entry, pure, r.call_count, r.call_first, r.operands, self.leaves.numbers,
+                                len(self.leaves.data), np.concatenate([r.heads, self.viewed]), lookups)
+        if not known.looked_up:
+            return known.facts
+        ids = self.leaves.ids(known.looked_up)
+        return known.facts._replace(lookups=known.facts.lookups._replace(ids=ids))
 
-    def _lookups(self) -> Lookups:
-        """The calls that look up one row for each number in an outside array."""
+    def _lookups(self) -> tuple[Lookups, list[int]]:
+        """The calls that look up one row for each number in an outside array; without the numbers, and these arrays."""
         r = self.recording
         starts, counts, tables = np.zeros((3, len(self.call_entry)), np.int64)
         names_row = np.full(len(self.entries), -1, np.int64)
-        looks_up = [e.signature.looks_up for e in self.entries]
-        if not any(looks_up):
-            return Lookups(starts, counts, tables, np.zeros(0, np.int64), names_row)
         known: dict[Any, int] = {}
         leaves: list[int] = []
-        offsets, num_ids = offsets_of_calls(r)[0], 0
-        for i in np.flatnonzero(np.array(looks_up)[self.call_entry]).tolist():
+        looks_up = [e.signature.looks_up for e in self.entries]
+        calls = np.flatnonzero(np.array(looks_up)[self.call_entry]).tolist() if any(looks_up) else []
+        offsets, num_ids = offsets_of_calls(r)[0] if calls else (), 0
+        for i in calls:
             index, table = r.operands[offsets[i]:offsets[i] + 2].tolist()
             if not -len(self.leaves.data) <= index < 0 or table >= 0:
                 continue
@@ -109,56 +169,65 @@ class Tables:
         for k, e in enumerate(self.entries):
             if leaves and e.signature.alias >= 0 and WIDTHS[e.owners[0].spec] == 1:
                 names_row[k] = looks.setdefault((e.owners[0].spec, e.cls.number), 1 + len(looks))
-        ids = self.leaves.ids(leaves) if leaves else np.zeros(0, np.int64)
-        return Lookups(starts, counts, tables, ids, names_row)
+        return Lookups(starts, counts, tables, np.zeros(0, np.int64), names_row), leaves
 
-    def without_repeats(self, left: Distinct) -> Tables:
-        """The tables of the calls that are left."""
-        numbers = self.leaves.numbers[left.numbers]
-        num_leaves = len(self.leaves.data) + len(numbers)
-        value_specs = np.empty(int(left.value_of.max()) + 1, np.int64)
-        value_specs[left.value_of] = self.value_specs
-        leaves = Leaves(self.leaves.data, numbers, self.leaves.specs[:num_leaves], self.leaves.parameters)
-        return Tables(self.classes, left.recording(self.recording, num_leaves), self.buffers, value_specs, leaves,
-                      left.value_of[self.viewed], self.entries, self.call_entry[left.calls], left.value_of)
+
+RECORDINGS = PlanCache(32 << 20)        # logs -> Structure
 
 
 def read_calls(calls: Any) -> Tables:
     """Take the calls that are in the log by now; what only recording needs is dropped."""
     # Copies, the log first: another thread may record one more call right now, which is not taken.
-    log = np.frombuffer(bytes(calls.log), np.int64)
+    log = np.frombuffer(calls.log[:], np.int64)
     held = find_held(calls.made)
-    entries, known, specs = list(calls.entries), list(calls.classes), list(calls.leaf_spec)
+    entries, classes, specs = list(calls.entries), list(calls.classes), tuple(calls.leaf_spec)
+    data, viewed = calls.leaves[:len(specs)], frozenset(calls.viewed)
+    wanted_params = tuple([tuple([p.parameter.grad_req != "null" for p in cls.signature.params]) for cls in classes])
+    wanted = need_gradient(data) if any([cls.recorded for cls in classes]) else [False] * len(data)
+    # All that a structure depends on. (An owner's spec follows from the signature and the number of rows.)
+    key = (tuple([(e.signature, e.cls.number, e.rows, e.numbers) for e in entries]),
+           tuple([(cls.signature, cls.recorded) for cls in classes]), wanted_params, specs, calls.recorder.number_spec,
+           bytes(wanted), held.tobytes(), viewed, checksum(log))
+    known = RECORDINGS.get(key, [log])
+    if known is not None:
+        structure = known[1]
+    else:
+        structure = _read_structure(log, held, entries, classes, wanted_params, specs, calls.recorder.number_spec,
+                                    wanted, viewed)
+        if len(held) == len(structure.value_specs):
+            RECORDINGS.put(key, [log], structure, [cls.identity[0] for cls in classes if cls.identity is not None],
+                           2 * log.nbytes + structure.num_bytes)
+        elif threading.get_ident() == calls.recorder.thread:
+            # (On another thread it only means that one more call is being recorded right now.)
+            raise RunError("an exception (a signal's, a timeout's) interrupted the recording of a call and was caught "
+                           "inside the batching scope; let it leave the scope.")
+    calls.num_taken = len(structure.value_specs)
+    calls.forget()
+    of_parameters = calls.recorder.parameters
+    parameters = {k: of_parameters[id(x)][0] for k, x in enumerate(data) if id(x) in of_parameters}
+    return Tables(structure, classes, wanted_params, entries, data, parameters)
+
+
+def _read_structure(log: Any, held: Any, entries: list[Any], known: list[Any], wanted_params: Any,
+                    specs: Sequence[int], number_spec: int, wanted: list[bool], viewed: Iterable[int]) -> Structure:
     num_data = len(specs)
-    data = calls.leaves[:num_data]
     call_entry, call_class, call_width, call_first, call_count, operands, numbers, value_specs = _read(
         log, *_joined([e.numbers for e in entries]), _array([e.signature.slots for e in entries]),
         *_joined([[o.spec for o in e.owners] for e in entries]), _array([e.cls.number for e in entries]),
         _array([e.rows for e in entries]), _array([e.signature.alias for e in entries]), FIRST, num_data)
-    calls.num_taken = len(value_specs)
-    if len(held) != calls.num_taken and threading.get_ident() == calls.recorder.thread:
-        # (On another thread it only means that one more call is being recorded right now.)
-        raise RunError("an exception (a signal's, a timeout's) interrupted the recording of a call and was caught "
-                       "inside the batching scope; let it leave the scope.")
-    heads = np.flatnonzero(held[:calls.num_taken])
-
+    heads = np.flatnonzero(held[:len(value_specs)])
     buffers: dict[int, int] = {}
-    classes = [_class_info(cls, buffers) for cls in known]
-    leaf_specs = sorted(set(specs)) + [calls.recorder.number_spec]          # numbers have one, the last
+    classes = [_class_info(cls, any(params), buffers) for cls, params in zip(known, wanted_params)]
+    leaf_specs = sorted(set(specs)) + [number_spec]         # numbers have one, the last
     place = np.full(num_data + len(numbers), len(leaf_specs) - 1)
     place[:num_data] = np.searchsorted(_array(leaf_specs[:-1]), specs)
     leaf_wanted = np.zeros(len(place), bool)
-    if any(c.recorded for c in classes):
-        leaf_wanted[:num_data] = [isinstance(x, NDArray) and needs_gradient(x) for x in data]
+    leaf_wanted[:num_data] = wanted
     recording = Recording(
         classes, call_class, call_width, operands, _array([_buffer(BUFFERS[s], buffers) for s in leaf_specs])[place],
         _array([WIDTHS[s] for s in leaf_specs])[place], leaf_wanted, heads, call_count, call_first)
-    calls.forget()
-    of_parameters = calls.recorder.parameters
-    parameters = {k: of_parameters[id(x)][0] for k, x in enumerate(data) if id(x) in of_parameters}
-    leaves = Leaves(data, numbers, _array(leaf_specs)[place], parameters)
-    return Tables(known, recording, list(buffers), value_specs, leaves,
-                  _array(sorted(v for v in list(calls.viewed) if v < calls.num_taken)), entries, call_entry)
+    return Structure(recording, list(buffers), value_specs, call_entry, numbers, _array(leaf_specs)[place],
+                     _array(sorted(v for v in viewed if v < len(value_specs))))
 
 
 def recorded_bytes(r: Recording) -> int:
@@ -177,13 +246,12 @@ _TOKEN = sys.getsizeof(1 << 32) + 8             # an int, and its place in a lis
 _RESULT = sys.getsizeof(LazyArray()) + 16       # an array that stands for a result, and the collector's part
 
 
-def _class_info(cls: Any, buffers: dict[int, int]) -> ClassInfo:
+def _class_info(cls: Any, owns_wanted: bool, buffers: dict[int, int]) -> ClassInfo:
     signature = cls.signature
     operand_widths, output_widths, numbers = signature.rows
     return ClassInfo(
         operand_widths, signature.split, output_widths, tuple([_buffer(n, buffers) for n in numbers]),
-        signature.alias >= 0, cls.recorded,
-        cls.recorded and any([p.parameter.grad_req != "null" for p in signature.params]), signature.slots)
+        signature.alias >= 0, cls.recorded, cls.recorded and owns_wanted, signature.slots)
 
 
 def _buffer(number: int, buffers: dict[int, int]) -> int:

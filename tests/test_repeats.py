@@ -28,7 +28,7 @@ def distinct(calls, classes=None, heads=(), numbers=(), num_data=3, pure=None, k
                         np.array(names_row or [-1] * len(pure), np.int64))
     offsets = offsets_of_calls(r)
     left = find_repeats(Facts(kinds, pure, r.call_count, r.call_first, r.operands, np.array(numbers, np.int64),
-                              np.array([num_data]), r.heads, looked_up), offsets)
+                              num_data, r.heads, looked_up), offsets)
     rest = left.recording(r, num_data + len(left.numbers))
     ends = offsets_of_calls(rest)[0]
     new = [(c, rest.operands[a:b].tolist()) for c, a, b in zip(rest.call_class.tolist(), ends, ends[1:])]

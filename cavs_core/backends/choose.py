@@ -39,8 +39,11 @@ def runs_natively(layout: Layout, plans: Sequence[ClassPlan], ctx: Any, backend:
         return False, ""
     if ctx.device_type != "cpu":
         raise RunError(f"backend='native' runs on the CPU, but the arrays are on {ctx}; use backend='auto'")
+    from .native_cpu.assembly import is_assembled
     from .native_cpu.prepare import seconds_to_compile, why_not
 
+    if is_assembled(layout, plans):     # it ran before: nothing is missing
+        return True, ""
     busy = [(plan, part) for plan, part in zip(plans, layout.classes) if part.whole.num_rows]
     reason = next((r for r in (why_not(plan) for plan, _ in busy) if r), "")
     if reason:

@@ -24,12 +24,15 @@ class Prepared:
         self.lowered, self.ready = lowered, False
         self.refs = Refs()
         self.stages: list[list[list[Stage]]] = [[[], [], []], [[], [], []]]     # forward and backward: phase, stage
+        self.grad_sources: list[Any] = []       # whose gradients are sums over rows
         self.memory = [OwnMemory(lowered.owned, backward, self.refs) for backward in (False, True)]
 
     def finish(self, kernels: dict[int, tuple[int, int]]) -> None:
         """Take the kernels: id of a KernelOp -> its address, and ns a row."""
         self.stages = [[[Stage(stage, kernels, self.refs) for stage in phase] for phase in phases]
                        for phases in (self.lowered.forward, self.lowered.backward)]
+        self.grad_sources = list(dict.fromkeys(part.source for phase in self.stages[1] for stage in phase
+                                               for part in stage.sums if not part.own))
         self.ready = True
 
     @property

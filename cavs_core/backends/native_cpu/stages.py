@@ -70,22 +70,25 @@ class Sum:
             row = ops.scatter_add_op(0, op.index_dtype, 0, op.width, 0, op.width, op.width, dtype=op.dtype,
                                           m=op.count, domain=domain)
             read = (op.index, op.values)
-        self._rows = ops.table([row])
+        self.rows = ops.table([row])
         self.reads = [refs.number(ref) for ref in read]
+        self.places = [ops.A, ops.B][:len(read)]            # where in the row their addresses go
         kind, self.source = op.target
         self.own = 0 if kind == "grad" else refs.number(op.target)     # memory of the class, if it is no gradient
-
-    def with_addresses(self, addresses: Sequence[int], target: int, accumulate: bool) -> Any:
-        """The row of the op table, as a table."""
-        made = self._rows.copy()
-        for column, address in zip((ops.A, ops.B), addresses):
-            made[0, column] = address
-        made[0, ops.C], made[0, ops.ACCUMULATE] = target, accumulate
-        return made
+        self.adds_into_zeros = isinstance(op, ScatterOp)
 
 
 class Stage:
-    """The operations of a stage: rows without addresses, where these go, and the sums."""
+    """The operations of a stage: rows without addresses, where these go, and the sums.
+
+    Attributes
+    ----------
+    rows : int64 array, rows of the op table
+    places, refs : int64 arrays, where in them (counted through) which memory's address goes
+    words : int64 array, the memory that the kernels' own tables name
+    kernels, first_words : int64 arrays, where in `rows` the address of such a table goes, and its first word
+    reads : all the memory that is named
+    """
 
     def __init__(self, stage: Sequence[Op], kernels: dict[int, tuple[int, int]], refs: Refs):
         rows, patches, words, tables = [], [], [], []
@@ -102,15 +105,10 @@ class Stage:
                     0, op.k, 0, op.k if op.transposed else op.n, 0, op.n, op.n, op.k, transposed=op.transposed,
                     dtype=op.dtype, m=op.rows, domain=_DOMAINS[op.domain], a_local=op.a_local, c_local=op.c_local))
         self.sums = [Sum(op, refs) for op in stage if isinstance(op, SumOp)]
-        self._rows = ops.table(rows)
-        self._patches = np.array(patches, np.int64).reshape(-1, 3).T
+        self.rows = ops.table(rows)
+        self.places = np.array([row * ops.OP_WIDTH + column for row, column, _ in patches], np.int64)
+        self.refs = np.array([ref for _, _, ref in patches], np.int64)
         self.words = np.array(words, np.int64)
-        self.tables = np.array(tables, np.int64).reshape(-1, 2)         # row of a kernel, its first word
-        self.reads = sorted({*words, *self._patches[2].tolist()})
-
-    def rows(self, addresses: Any) -> Any:
-        """The rows of the op table; the tables of kernels are still missing."""
-        made = self._rows.copy()
-        row, column, ref = self._patches
-        made[row, column] = addresses[ref]
-        return made
+        self.kernels = np.array([row * ops.OP_WIDTH + ops.A for row, _ in tables], np.int64)
+        self.first_words = np.array([first for _, first in tables], np.int64)
+        self.reads = sorted({*words, *self.refs.tolist()})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from ...layout import ClassLayout
 from ...plan import ClassPlan, Phases
@@ -290,4 +289,4 @@ class Values:
 
 
 def size_of(spec: Spec) -> int:
-    return int(np.prod(spec.shape, dtype=int))
+    return math.prod(spec.shape)

@@ -86,6 +86,10 @@ class Run:
         """Rows of a buffer as a numpy array."""
         return self.backend.rows(self.buffers[buffer], start, stop).asnumpy()
 
+    def numpy_rows(self, buffer: int, rows: Any) -> Any:
+        """Some rows of a buffer as a numpy array."""
+        return self.take(buffer, rows).asnumpy()
+
     def array(self, buffer: int, start: int, stop: int, shape: tuple[int, ...]) -> Any:
         """Rows of a buffer as an array of a shape: a view."""
         return self.backend.reshape(self.backend.rows(self.buffers[buffer], start, stop), shape)

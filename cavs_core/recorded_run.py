@@ -93,7 +93,7 @@ class RecordedRun:
                 return None
             if self._values is not None:
                 return self._values[array.token].copy()
-            return self._taken(array.token).asnumpy()
+            return self._numpy(array.token)
 
     # ---- backward ----------------------------------------------------------------------------
 
@@ -142,9 +142,13 @@ class RecordedRun:
         with self._lock:
             if self._run is not None:
                 if self._taped is None:
-                    self._values = [self._taken(token).asnumpy() for token in range(len(self._specs))]
+                    self._values = [self._numpy(token) for token in range(len(self._specs))]
                 self._run.free()
                 self._run = None
+
+    def _numpy(self, token: int) -> Any:
+        buffer, index = self._rows.pushed[token]
+        return self._run.numpy_rows(buffer, index).reshape(self._specs[token][0])
 
     # ---- the tape ----------------------------------------------------------------------------
 

@@ -55,6 +55,10 @@ class NativeRun:
         """A copy of rows of a buffer."""
         return self.buffers[buffer][start:stop].copy()
 
+    def numpy_rows(self, buffer: int, rows: Any) -> Any:
+        """Some rows of a buffer, copied."""
+        return self.buffers[buffer][rows]
+
     def array(self, buffer: int, start: int, stop: int, shape: tuple[int, ...]) -> Any:
         """A copy of rows of a buffer, as an NDArray of a shape."""
         return self._taken(buffer, slice(start, stop), stop - start).reshape(shape)

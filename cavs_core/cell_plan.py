@@ -58,6 +58,7 @@ class Classes:
 
     all: list[CellClass]
     of_vertex: Any                  # int64 array, the number of its class
+    rows: Any = None                # where the vertices are, once that was worked out; see graph_run.py
 
     def sources(self, kind: type) -> list[Any]:
         """All inputs of one kind, once each."""
@@ -98,7 +99,15 @@ class CellPlan:
         self._classes: dict[tuple[bool, int], CellClass] = {}
 
     def classes(self, graph: InputGraph) -> Classes:
-        """The classes of a graph's vertices."""
+        """The classes of a graph's vertices; the same object for the same graph."""
+        known = graph.kept.get(self)
+        if known is None:
+            known = self._find_classes(graph)
+            self._check_arity(graph, known)
+            graph.kept[self] = known
+        return known
+
+    def _find_classes(self, graph: InputGraph) -> Classes:
         code = (graph.arity == 0).astype(np.int64)
         code[graph.roots] += 2
         found = np.flatnonzero(np.bincount(code, minlength=4)).tolist()
@@ -113,7 +122,7 @@ class CellPlan:
             number[c] = every.index(cls)
         return Classes(every, number[code])
 
-    def check_arity(self, graph: InputGraph, classes: Classes) -> None:
+    def _check_arity(self, graph: InputGraph, classes: Classes) -> None:
         """A vertex that is no leaf must have every child that its program gathers by number."""
         for c, cls in enumerate(classes.all):
             ports = cls.interface.ports

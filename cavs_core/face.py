@@ -127,13 +127,12 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     if backend not in BACKENDS:
         raise RunError(f"{name}: backend={backend!r}; expected one of {', '.join(BACKENDS)}")
     start = time.perf_counter()
-    graph = graphs if isinstance(graphs, InputGraph) else InputGraph.batch(list(graphs))
+    graph = graphs if isinstance(graphs, InputGraph) else cell._batches.batch(list(graphs))
     parameters = _parameters(cell)
     ctx = _context(parameters, inputs or {})
     floats = _dtype_of(parameters)
     arrays = {key: _rows(value, key, graph, name, ctx, floats) for key, value in (inputs or {}).items()}
     plan, classes = _plan(cell, parameters, graph, arrays, ctx)
-    plan.check_arity(graph, classes)
     rows = lay_out(plan, classes, graph, arrays, runs_in_the_end(ctx, backend) == "native")
     stats = RunStats(graph.num_samples, graph.num_vertices, graph.num_edges, rows.num_launches, rows.num_repeats)
     stats.schedule_ms = (time.perf_counter() - start) * 1e3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import reprlib
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,6 +55,8 @@ class InputGraph:
     # Of a batch that nobody has scheduled yet: the graphs that it was made of.
     parts: tuple[InputGraph, ...] = field(init=False, default=())
     known_depth: IntArray | None = field(init=False, default=None)
+    # What runs have worked out for these very graphs, by who did.
+    kept: weakref.WeakKeyDictionary[Any, Any] = field(init=False, default_factory=weakref.WeakKeyDictionary)
 
     def __post_init__(self) -> None:
         call = "InputGraph"
@@ -84,7 +87,7 @@ class InputGraph:
     def _set(self, child_indptr: IntArray, child_index: IntArray, sample_offsets: IntArray) -> None:
         vars(self).update(num_vertices=child_indptr.size - 1, child_indptr=_frozen(child_indptr),
                           child_index=_frozen(child_index), sample_offsets=_frozen(sample_offsets),
-                          parts=(), known_depth=None)
+                          parts=(), known_depth=None, kept=weakref.WeakKeyDictionary())
 
     def note_depth(self, depth: IntArray) -> IntArray:
         """Keep what the schedule has found out: a sample comes again in every epoch."""
@@ -234,6 +237,11 @@ class InputGraph:
     @property
     def num_edges(self) -> int:
         return self.child_index.size
+
+    @property
+    def num_bytes(self) -> int:
+        """What the arrays take."""
+        return sum(array.nbytes for array in self._arrays())
 
     @property
     def num_samples(self) -> int:

@@ -33,7 +33,7 @@ class GraphRows:
     Attributes
     ----------
     layout : Layout
-    graph : InputGraph, all vertices
+    graph_bytes : what the batch of graphs takes
     position : int64 array, the row of each vertex in the gradients of pulled inputs
     pushing : int64 array, the vertices that push, ascending
     pushed : (buffer, rows) of each pushed value: of those vertices, in that order
@@ -42,7 +42,7 @@ class GraphRows:
     """
 
     layout: Layout
-    graph: InputGraph
+    graph_bytes: int
     position: IntArray
     pushing: IntArray
     pushed: list[tuple[int, IntArray]]
@@ -52,10 +52,8 @@ class GraphRows:
 
     def outside_bytes(self, specs: Sequence[Spec], recording: bool) -> int:
         """What a run takes outside the engine: the batch of graphs, its schedule, pushed values, their gradients."""
-        graph = self.graph
         row = sum(int(np.prod(s.shape)) * np.dtype(s.dtype).itemsize for s in specs)
-        return (graph.child_indptr.nbytes + graph.child_index.nbytes + 3 * self.position.nbytes
-                + (2 if recording else 1) * row * len(self.pushing))
+        return self.graph_bytes + 3 * self.position.nbytes + (2 if recording else 1) * row * len(self.pushing)
 
     def answers(self, grad: Any, shape: tuple[int, ...]) -> Any:
         """The gradient of a pushed value, a row for each vertex that runs; those of repeats are added up."""
@@ -71,18 +69,22 @@ class GraphRows:
 def lay_out(plan: CellPlan, classes: Classes, graph: InputGraph, arrays: dict[str, Any], repeats: bool) -> GraphRows:
     """Schedule the vertices and lay out their rows; with `repeats`, without those that repeat others, if it pays."""
     left = _without_repeats(plan, classes, graph, arrays) if repeats else None
+    if left is None and classes.rows is not None:
+        return classes.rows
     runs, class_of, sources, depth = graph, classes.of_vertex, None, None
     if left is not None:
         runs, class_of, sources, depth = left.graph, classes.of_vertex[left.vertices], left.vertices, left.depth
     scheduled = schedule(runs, classes.by_slot, depth)
     laid = lay_out_graphs(runs, scheduled, class_of, [cls.interface for cls in classes.all], sources)
     if left is None:
-        return GraphRows(laid.layout, graph, laid.position, laid.pushing, laid.pushed, None, scheduled.num_launches, 0)
+        classes.rows = GraphRows(laid.layout, graph.num_bytes, laid.position, laid.pushing, laid.pushed, None,
+                                 scheduled.num_launches, 0)
+        return classes.rows
     pushes = np.array([bool(cls.plan.vertex.pushed) for cls in classes.all])
     pushing = np.flatnonzero(pushes[classes.of_vertex])
     row = np.searchsorted(laid.pushing, left.number[pushing])       # of each in what the vertices that run push
     answered = plan_messages(len(laid.pushing), [row], [np.arange(len(row))], len(row), np.zeros(1, np.int64))
-    return GraphRows(laid.layout, graph, laid.position[left.number], pushing,
+    return GraphRows(laid.layout, graph.num_bytes, laid.position[left.number], pushing,
                      [(buffer, rows[row]) for buffer, rows in laid.pushed], (answered.pull, answered.segments),
                      scheduled.num_launches, graph.num_vertices - runs.num_vertices)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .batches import Batches
 from .errors import ProgramError, TraceError
 from .mxnet_compat import gluon, mx
 from .ops import Builder
@@ -71,6 +72,7 @@ class VertexFunction(gluon.HybridBlock):
                     setattr(self, f"initial_state{k}", parameter)
                     self.initial_states.append(parameter)
         self._plans: dict[Any, Any] = {}        # signature -> planned program; filled by cavs_core.run
+        self._batches = Batches()
 
     def vertex(self, F: Any, v: Vertex) -> None:
         """What one vertex computes. Values are a batch of one: ``v.pull("x")`` is (1, ...)."""

@@ -53,7 +53,10 @@ class GraphRows:
     def outside_bytes(self, specs: Sequence[Spec], recording: bool) -> int:
         """What a run takes outside the engine: the batch of graphs, its schedule, pushed values, their gradients."""
         row = sum(int(np.prod(s.shape)) * np.dtype(s.dtype).itemsize for s in specs)
-        return self.graph_bytes + 3 * self.position.nbytes + (2 if recording else 1) * row * len(self.pushing)
+        # arity, class and depth of each vertex (twice: the batch's and its sample's), order, position, its place among
+        # those of its class and among those that push, and what is made on the way to them
+        numbers = 15 * self.position.nbytes
+        return self.graph_bytes + numbers + (2 if recording else 1) * row * len(self.pushing)
 
     def answers(self, grad: Any, shape: tuple[int, ...]) -> Any:
         """The gradient of a pushed value, a row for each vertex that runs; those of repeats are added up."""

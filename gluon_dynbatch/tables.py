@@ -231,10 +231,10 @@ def _read_structure(log: Any, held: Any, entries: list[Any], known: list[Any], w
 
 
 def recorded_bytes(r: Recording) -> int:
-    """About what recording takes: the log, as a list and as an array, tokens, results, and the tables."""
+    """About what recording takes: the log with its spare room, the one that is remembered, tokens, results, tables."""
     log = len(r.call_class) + len(r.operands)
     values = int(r.per_class(lambda c: len(c.output_widths))[r.call_class].sum())
-    return _table_bytes(r) + 16 * log + (_TOKEN + _RESULT) * values
+    return _table_bytes(r) + 32 * log + (_TOKEN + _RESULT) * values
 
 
 def _table_bytes(r: Recording) -> int:

@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("cavs_core", "gluon_dynbatch")
 COMPAT = "cavs_core.mxnet_compat"
-PURE = {f"cavs_core.{name}" for name in ("graph", "schedule", "layout", "program", "partition", "autodiff")}
+PURE = {f"cavs_core.{name}" for name in (
+    "graph", "schedule", "layout", "graph_layout", "distinct", "batches", "program", "partition", "autodiff")}
 MAX_LINES = 450
 
 

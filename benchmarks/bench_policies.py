@@ -124,6 +124,7 @@ class Memory:
             (planning, "SUM_ROLES", sums.SumRoles()), (weigh, "_models", {}), (graphs, "_known", OrderedDict()),
             (choose, "AUTO", self.auto), (choose, "IDLE", LastUsed(choose.IDLE.most)),
             (choose, "REPEATS", planning.PlanCache(choose.REPEATS.max_bytes)),
+            (choose, "SEEN", LastUsed(choose.SEEN.most)),
             (tables, "RECORDINGS", planning.PlanCache(tables.RECORDINGS.max_bytes))]
 
     @contextlib.contextmanager

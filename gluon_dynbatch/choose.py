@@ -25,19 +25,23 @@ from .policies import predicted_us
 from .repeats import Distinct, find_repeats
 from .tables import Tables
 
-__all__ = ["AUTO", "IDLE", "REPEATS", "choose_method", "without_repeats"]
+__all__ = ["AUTO", "IDLE", "REPEATS", "SEEN", "choose_method", "without_repeats"]
 
 AUTO = Auto()           # of the whole process
 IDLE = LastUsed(256)    # model -> flushes in a row where leaving out repeats did not pay
 PATIENCE, AGAIN = 4, 16
 REPEATS = PlanCache(16 << 20)       # Structure and looked up numbers -> what is left; None if that does not pay
+SEEN = LastUsed(256)    # checksum of a structure -> True: it came before, so that its plan is known if it runs as it is
+# About what a new plan costs, with its layout and its tables, in µs; what the device's constants say is grouping alone.
+NEW_PLAN_US, NEW_PLAN_US_PER_CALL = 300.0, 0.4
 
 
 def without_repeats(tables: Tables) -> Tables:
     """The tables without calls that repeat others, if running those on a CPU takes longer than planning the others.
 
-    (Which calls repeat others depends on the words of a mini-batch, so that plans are seldom known.) Where it has not
-    paid in the last flushes of a model, only every so many flushes are looked at.
+    (Which calls repeat others depends on the words of a mini-batch, so that plans are seldom known. Samples of one
+    structure have a known plan without that, and then a new one must be worth its price.) Where it has not paid in the
+    last flushes of a model, only every so many flushes are looked at.
     """
     model = tuple([id(cls.signature) for cls in tables.classes])
     idle = IDLE.get(model, 0)
@@ -53,20 +57,24 @@ def _distinct(tables: Tables) -> Tables | None:
     known = REPEATS.get(key, ())
     if known is None:
         left = find_repeats(facts, offsets_of_calls(tables.recording))
-        found = structure.without_repeats(left) if _pays(tables, left, device) else None
+        seen = SEEN.get(structure.checksum, False)
+        SEEN.put(structure.checksum, True)
+        found = structure.without_repeats(left) if _pays(tables, left, device, seen) else None
         REPEATS.put(key, (), found, num_bytes=structure.num_bytes + (found.num_bytes if found is not None else 0))
     else:
         _, found = known
     return None if found is None else tables.with_structure(found)
 
 
-def _pays(tables: Tables, left: Distinct, device: Device) -> bool:
+def _pays(tables: Tables, left: Distinct, device: Device, seen: bool) -> bool:
     if not len(left.repeats):
         return False
     count = np.bincount(tables.recording.call_class[left.repeats], minlength=len(tables.classes))
     found = np.flatnonzero(count)
     row_us = class_costs([tables.classes[c] for c in found.tolist()], NATIVE)[1]
-    return bool(row_us @ count[found] > device.analysis_us + device.analysis_us_per_call * len(left.calls))
+    price = (NEW_PLAN_US + NEW_PLAN_US_PER_CALL * len(left.calls) if seen else
+             device.analysis_us + device.analysis_us_per_call * len(left.calls))
+    return bool(row_us @ count[found] > price)
 
 
 def choose_method(config: Any, tables: Any, place: str) -> Sample:

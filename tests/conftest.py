@@ -46,6 +46,7 @@ def _fresh_seed_and_device():
         sys.modules["gluon_dynbatch.choose"].AUTO.forget()
         sys.modules["gluon_dynbatch.choose"].IDLE.clear()
         sys.modules["gluon_dynbatch.choose"].REPEATS.clear()
+        sys.modules["gluon_dynbatch.choose"].SEEN.clear()
         sys.modules["gluon_dynbatch.joining"].HABITS.clear()
         sys.modules["gluon_dynbatch.sums"].SUM_ROLES.clear()
     mx.random.seed(7)

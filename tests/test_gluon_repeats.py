@@ -20,6 +20,8 @@ nd = mx.nd
 def always(monkeypatch):
     """Planning is free, so that leaving out repeats always pays."""
     weigh.cost_model(NATIVE)
+    monkeypatch.setattr(choose, "NEW_PLAN_US", 0.0)
+    monkeypatch.setattr(choose, "NEW_PLAN_US_PER_CALL", 0.0)
     model = weigh.CostModel(replace(weigh.built_in(NATIVE), analysis_us=0.0, analysis_us_per_call=0.0))
     monkeypatch.setitem(weigh._models, NATIVE, model)
 
@@ -351,3 +353,18 @@ def test_a_known_plan_is_used_again(always):
     other = [tuple(5 - w if isinstance(w, int) else w for w in tree) if isinstance(tree, tuple) else tree
              for tree in TREES]
     assert train(True, net, policy="depth", trees=other)[2].stats.cache_hits == 0       # other words repeat
+
+
+def test_samples_of_one_structure_keep_their_known_plan():
+    """Leaving out a few cheap calls would cost a new plan for every mini-batch."""
+    @gdb.vertex
+    def cheap(F, word, x):
+        return x + word
+
+    x, known = mx.nd.ones((1, 64)), []
+    for words in ([1, 1, 2], [3, 3, 4], [5, 5, 6], [7, 7, 8]):
+        with gdb.batching(policy="depth") as scope:
+            total = mx.nd.add_n(*[cheap(mx.nd, w, x) for w in words * 100])
+        assert total.asnumpy().mean() == 300 + 100 * sum(words)
+        known.append((scope.stats.repeats > 0, scope.stats.cache_hits))
+    assert known[-1] == (False, 1)

@@ -1,16 +1,14 @@
 """A mini-batch that comes again is known by its log: nothing is read anew. Whatever else decides is compared too."""
 
 import gc
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from gluon_check import repeats_always_pay
 
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, gluon, mx
 from gluon_dynbatch import tables
-from gluon_dynbatch.costs import weigh
-from gluon_dynbatch.costs.devices import NATIVE
 from gluon_dynbatch.plan_cache import PlanCache
 
 nd = mx.nd
@@ -39,9 +37,7 @@ WORDS = [[1, 2, 3], [1, 2], [4, 1, 2]]
 @pytest.fixture
 def read(monkeypatch):
     """The logs that were read, and not known; the table of those that are is new. Leaving out repeats always pays."""
-    weigh.cost_model(NATIVE)
-    model = weigh.CostModel(replace(weigh.built_in(NATIVE), analysis_us=0.0, analysis_us_per_call=0.0))
-    monkeypatch.setitem(weigh._models, NATIVE, model)
+    repeats_always_pay(monkeypatch)
     found, whole = [], tables._read_structure
     monkeypatch.setattr(tables, "RECORDINGS", PlanCache())
     monkeypatch.setattr(tables, "_read_structure", lambda log, *rest: found.append(log) or whole(log, *rest))

@@ -1,16 +1,14 @@
 """Calls that repeat others run once: whole models against the loop, and when it pays."""
 
 import contextlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from gluon_check import repeats_always_pay
 
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, gluon, mx
 from gluon_dynbatch import choose
-from gluon_dynbatch.costs import weigh
-from gluon_dynbatch.costs.devices import NATIVE
 from gluon_dynbatch.repeats import find_repeats
 
 nd = mx.nd
@@ -18,12 +16,7 @@ nd = mx.nd
 
 @pytest.fixture
 def always(monkeypatch):
-    """Planning is free, so that leaving out repeats always pays."""
-    weigh.cost_model(NATIVE)
-    monkeypatch.setattr(choose, "NEW_PLAN_US", 0.0)
-    monkeypatch.setattr(choose, "NEW_PLAN_US_PER_CALL", 0.0)
-    model = weigh.CostModel(replace(weigh.built_in(NATIVE), analysis_us=0.0, analysis_us_per_call=0.0))
-    monkeypatch.setitem(weigh._models, NATIVE, model)
+    repeats_always_pay(monkeypatch)
 
 
 class Leaf(gluon.HybridBlock):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .array_memory import view_of_data
+from .backends.native_cpu.memory import ARENA
 from .backends.native_cpu.row_sums import add_equal_rows
 from .backends.targets import WRITTEN, Target
 from .mxnet_compat import mx
@@ -91,21 +92,26 @@ def _on_cpu(parts: Sequence[Sequence[Any]], like: Any) -> Any:
     shape, dtype = like.shape, np.dtype(like.dtype)
     if not sum(np.size(n) for n, _ in parts):
         return mx.nd.sparse.zeros("row_sparse", shape, ctx=like.context, dtype=like.dtype)
-    stored = np.zeros(0, np.uint8)
+    stored, blocks = np.zeros(0, np.uint8), []
 
     def rows(count: int) -> Any:
         nonlocal stored
         head, num_bytes = _stored_head(shape, dtype, count), count * math.prod(shape[1:]) * dtype.itemsize
-        shift = -len(head) % 64                 # so that the rows are aligned
-        stored = np.empty(shift + len(head) + num_bytes + 8 * count, np.uint8)[shift:]
+        first = -(-len(head) // 64) * 64        # of the rows, so that they are aligned
+        blocks.append(ARENA.take(first + num_bytes + 8 * count))        # memory of the step before, most of the time
+        stored = blocks[0].array((first + num_bytes + 8 * count,), np.uint8, 0)[first - len(head):]
         stored[:len(head)] = np.frombuffer(head, np.uint8)
         return stored[len(head):len(head) + num_bytes].view(dtype).reshape(count, *shape[1:])
 
-    kept = add_equal_rows(parts, shape[0], rows)
-    stored[len(stored) - kept.nbytes:] = kept.view(np.uint8)
-    handle = mx.base.NDArrayHandle()
-    mx.base.check_call(mx.base._LIB.MXNDArrayLoadFromRawBytes(
-        ctypes.c_void_p(stored.ctypes.data), ctypes.c_size_t(len(stored)), ctypes.byref(handle)))
+    try:
+        kept = add_equal_rows(parts, shape[0], rows)
+        stored[len(stored) - kept.nbytes:] = kept.view(np.uint8)
+        handle = mx.base.NDArrayHandle()
+        mx.base.check_call(mx.base._LIB.MXNDArrayLoadFromRawBytes(
+            ctypes.c_void_p(stored.ctypes.data), ctypes.c_size_t(len(stored)), ctypes.byref(handle)))
+    finally:
+        for block in blocks:
+            ARENA.give_back(block)
     return mx.nd.sparse.RowSparseNDArray(handle)
 
 

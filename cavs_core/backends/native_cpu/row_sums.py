@@ -64,12 +64,14 @@ def _kept(place):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _add_rows(target, place, numbers, values):  # type: ignore[no-untyped-def]
+    # (Element by element: a whole row as a slice is not vectorised.)
     for e in range(len(numbers)):
         number = _row(numbers[e], len(place))
-        if place[number] < 0:
-            place[number] = -place[number]
-            target[place[number] - 1] = values[e]
+        at = place[number]
+        if at < 0:
+            place[number] = -at
+            for j in range(target.shape[1]):
+                target[-at - 1, j] = values[e, j]
         else:
-            row, more = target[place[number] - 1], values[e]
-            for j in range(len(row)):
-                row[j] += more[j]
+            for j in range(target.shape[1]):
+                target[at - 1, j] += values[e, j]

@@ -155,7 +155,8 @@ class _Pushed:
 
 def _reads(ports: Sequence[Port], members: _Members, position: IntArray) -> dict[Any, Read]:
     children = position[members.children] + 1
-    every, found = RowIndex(children), dict[Any, Read]()
+    every = RowIndex(children)
+    found: dict[Any, Read] = {}
     for port in ports:
         if isinstance(port, Gather):
             found[port] = Read(port.state, RowIndex(_slot_rows(port.slot, members, children)))

@@ -17,7 +17,7 @@ from .errors import TraceError
 from .graph import InputGraph
 from .graph_layout import Interface
 from .plan import ClassPlan, VertexProgram, leaf_program, plan_class
-from .program import Const, Gather, GatherAll, GatherSum, Param, Pull, Spec
+from .program import Gather, GatherAll, GatherSum, Param, Pull, Spec
 from .schedule import check_arity
 from .vertex import INNER, Role, VertexFunction, trace_vertex
 
@@ -130,7 +130,7 @@ class CellPlan:
             if not slots or self.allow_missing:
                 continue
             needed = max(slots) + 1
-            among = None if len(classes.all) - sum(k.is_leaf for k in classes.all) == 1 else classes.of_vertex == c
+            among = classes.of_vertex == c
             if any(isinstance(p, (GatherAll, GatherSum)) for p in ports):
                 check_arity(graph, at_least=needed, among=among)
             else:
@@ -145,10 +145,6 @@ class CellPlan:
     def parameters(self, classes: Classes) -> list[Param]:
         initial = [s for s in self.initial if isinstance(s, Param)]
         return list(dict.fromkeys([*classes.sources(Param), *initial]))
-
-    @staticmethod
-    def constants(classes: Classes) -> list[Const]:
-        return classes.sources(Const)
 
     # ---- inside ------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ import numpy as np
 from numba import njit
 
 from .graph import InputGraph, IntArray
-from .layout import offsets_of
 from .schedule import depths_of
 
 __all__ = ["Distinct", "find_distinct"]
@@ -51,10 +50,8 @@ def find_distinct(graph: InputGraph, class_of: IntArray, may_repeat: Any, keys: 
     is_left = first == np.arange(graph.num_vertices)
     vertices = np.flatnonzero(is_left)
     number = (np.cumsum(is_left) - 1)[first]
-    arity = graph.arity[vertices]
-    indptr = offsets_of(arity)
-    entry = np.arange(indptr[-1]) + np.repeat(graph.child_indptr[vertices] - indptr[:-1], arity)
-    left = InputGraph.trusted(indptr, number[graph.child_index[entry]], np.array([0, len(vertices)], np.int64))
+    indptr, children = graph.children_of_each(vertices)
+    left = InputGraph.trusted(indptr, number[children], np.array([0, len(vertices)], np.int64))
     return Distinct(left, vertices, number, depth[vertices])
 
 

@@ -16,7 +16,7 @@ from .errors import RunError
 from .graph import InputGraph, IntArray
 from .graph_run import lay_out
 from .mxnet_compat import autograd, mx
-from .program import Pull, Spec, Zeros
+from .program import Const, Pull, Spec, Zeros
 from .recorded_run import RecordedRun
 from .tape import needs_gradient
 from .vertex import VertexFunction
@@ -202,7 +202,7 @@ def _bind(plan: CellPlan, classes: Classes, arrays: dict[str, Any], ctx: Any, na
             x = _in_mxnet(x, ctx, None)
         bound[Pull(key)] = x.reshape((x.shape[0], 1, *x.shape[1:]))
     bound.update({source: source.parameter.data(ctx) for source in plan.parameters(classes)})
-    bound.update({source: source.array for source in plan.constants(classes)})
+    bound.update({source: source.array for source in classes.sources(Const)})
     return bound
 
 

@@ -269,6 +269,13 @@ class InputGraph:
         self._check_vertex(v)
         return self.child_index[self.child_indptr[v]:self.child_indptr[v + 1]]
 
+    def children_of_each(self, vertices: IntArray) -> tuple[IntArray, IntArray]:
+        """The children of some vertices, one vertex after the other: where those of each begin, and the children."""
+        arity = self.arity[vertices]
+        indptr = _offsets(arity)
+        entry = np.arange(indptr[-1]) + np.repeat(self.child_indptr[vertices] - indptr[:-1], arity)
+        return indptr, self.child_index[entry]
+
     def parents_of(self, v: int) -> IntArray:
         """The vertices that gather `v`, ascending, one entry per edge. Searches all edges."""
         self._check_vertex(v)

@@ -67,10 +67,8 @@ class _Members:
         self.depths: list[int] = depth[starts].tolist()             # of its launches
         self.bounds = np.append(starts, len(vertices))
         self.arity = graph.arity[vertices]
-        self.edges = Segments(offsets_of(self.arity), self.bounds)
-        first = graph.child_indptr[vertices] - self.edges.indptr[:-1]
-        entry = np.arange(self.edges.indptr[-1]) + np.repeat(first, self.arity)
-        self.children = graph.child_index[entry]                    # vertex after vertex
+        indptr, self.children = graph.children_of_each(vertices)
+        self.edges = Segments(indptr, self.bounds)
 
     def frame(self, start: int, stop: int) -> Frame:
         return Frame(start, stop, *self.edges.range_of(start, stop))

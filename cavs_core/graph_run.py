@@ -14,7 +14,7 @@ from .cell_plan import CellPlan, Classes
 from .distinct import Distinct, find_distinct
 from .graph import InputGraph, IntArray
 from .graph_layout import lay_out_graphs
-from .layout import Layout, RowIndex, Segments, plan_messages
+from .layout import Layout, Messages, plan_messages
 from .mxnet_compat import mx
 from .program import Pull, Spec
 from .schedule import schedule
@@ -46,7 +46,7 @@ class GraphRows:
     position: IntArray
     pushing: IntArray
     pushed: list[tuple[int, IntArray]]
-    readers: tuple[RowIndex, Segments] | None
+    readers: Messages | None
     num_launches: int
     num_repeats: int
 
@@ -62,10 +62,10 @@ class GraphRows:
         """The gradient of a pushed value, a row for each vertex that runs; those of repeats are added up."""
         if self.readers is None:
             return grad.reshape((-1, *shape))
-        rows, segments = self.readers
+        bounds = self.readers.segments.indptr
         grad = view_of_data(grad) if isinstance(grad, mx.nd.NDArray) else grad
-        total = np.empty((len(segments.indptr) - 1, *shape), grad.dtype)
-        segment_sum(grad.reshape(-1, *shape), rows.rows, segments.indptr, total)
+        total = np.empty((len(bounds) - 1, *shape), grad.dtype)
+        segment_sum(grad.reshape(-1, *shape), self.readers.pull.rows, bounds, total)
         return total
 
 
@@ -86,9 +86,9 @@ def lay_out(plan: CellPlan, classes: Classes, graph: InputGraph, arrays: dict[st
     pushes = np.array([bool(cls.plan.vertex.pushed) for cls in classes.all])
     pushing = np.flatnonzero(pushes[classes.of_vertex])
     row = np.searchsorted(laid.pushing, left.number[pushing])       # of each in what the vertices that run push
-    answered = plan_messages(len(laid.pushing), [row], [np.arange(len(row))], len(row), np.zeros(1, np.int64))
+    readers = plan_messages(len(laid.pushing), [row], [np.arange(len(row))], len(row), np.zeros(1, np.int64))
     return GraphRows(laid.layout, graph.num_bytes, laid.position[left.number], pushing,
-                     [(buffer, rows[row]) for buffer, rows in laid.pushed], (answered.pull, answered.segments),
+                     [(buffer, rows[row]) for buffer, rows in laid.pushed], readers,
                      scheduled.num_launches, graph.num_vertices - runs.num_vertices)
 
 

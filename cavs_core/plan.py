@@ -32,7 +32,7 @@ from .program import (
 )
 
 __all__ = ["VertexProgram", "Phases", "ClassPlan", "buffer_bytes", "buffer_specs", "leaf_program", "own_outputs",
-           "peak_bytes", "plan_class", "respecified"]
+           "peak_bytes", "place_outputs", "plan_class", "respecified"]
 
 _RECURRENT = (Gather, GatherSum, GatherAll)     # sources that wait for another vertex
 
@@ -110,6 +110,25 @@ def own_outputs(builder: Builder, values: Sequence[int], others: Collection[int]
     return own
 
 
+def place_outputs(builder: Builder, scattered: Sequence[int], pushed: Sequence[int],
+                  values: Mapping[int, int] | None = None, aliasing: bool = True) -> list[int]:
+    """Scattered states, then pushed values, each with a place of its own.
+
+    Parameters
+    ----------
+    values : what each of them is in the builder's program; None: itself
+    aliasing : whether a pushed state is read where the state stands
+    """
+    def value_of(v: int) -> int:
+        return v if values is None else values[v]
+
+    places = own_outputs(builder, [value_of(v) for v in scattered])
+    aliases = dict(zip(scattered, places)) if aliasing else {}
+    for v in pushed:
+        places.append(aliases[v] if v in aliases else own_outputs(builder, [value_of(v)], places)[0])
+    return places
+
+
 def leaf_program(vertex: VertexProgram, initial: Sequence[Any]) -> VertexProgram:
     """The program of a vertex without children; `initial[k]` is the source of state k's initial value.
 
@@ -149,13 +168,8 @@ def leaf_program(vertex: VertexProgram, initial: Sequence[Any]) -> VertexProgram
             continue
         made = new.call(instr.op, [values[v] for v in instr.inputs], dict(instr.attrs))
         values.update(zip(instr.outputs, made))
-    scattered = own_outputs(new, [values[v] for v in vertex.scattered])
-    aliases = dict(zip(vertex.scattered, scattered))
-    pushed: list[int] = []
-    for v in vertex.pushed:
-        pushed.append(aliases[v] if v in aliases else own_outputs(new, [values[v]], [*scattered, *pushed])[0])
     program = new.program
-    program.outputs = scattered + pushed
+    program.outputs = place_outputs(new, vertex.scattered, vertex.pushed, values)
     program.prune()
     return VertexProgram(program, vertex.num_states, vertex.asked)
 

@@ -105,8 +105,6 @@ class RecordedRun:
         grads: list[Any] = [np.zeros(*spec) for spec in self._specs]
         for x, grad in zip(heads, head_grads):
             grads[x.token] += 1 if grad is None else grad.asnumpy().reshape(grads[x.token].shape)
-        if not self._native:
-            grads = [mx.nd.array(g, ctx=self._context, dtype=g.dtype) for g in grads]
         mx.nd.waitall()                         # nobody may still be reading what is written now
         targets = {s: target_of(self._bound[s], s.parameter) for s in self._dense}
         made = self._gradients(grads, targets)

@@ -11,7 +11,7 @@ from .batches import Batches
 from .errors import ProgramError, TraceError
 from .mxnet_compat import gluon, mx
 from .ops import Builder
-from .plan import VertexProgram, own_outputs
+from .plan import VertexProgram, place_outputs
 from .program import CHILD, ROW, Gather, GatherAll, GatherSum, Param, Pull, Spec, Zeros
 from .trace import Tracer
 
@@ -205,16 +205,11 @@ def trace_vertex(cell: VertexFunction, pulls: dict[str, Spec], dtype: str, ctx: 
         raise TraceError(f"{name}: vertex() never called v.push, so a run would have no result")
     builder: Builder = tracer.builder
     states = [tracer.value_for(x, "scatter") for x in vertex.scattered]
-    scattered = own_outputs(builder, states)
+    pushed = [tracer.value_for(x, "push") for x in vertex.pushed]
     # Where all vertices do the same, a pushed state is read where it stands. Else others may push something else in
     # its place, and it is copied to where theirs is.
-    aliases = {} if vertex.asked else dict(zip(states, scattered))
-    pushed: list[int] = []
-    for x in vertex.pushed:
-        value = tracer.value_for(x, "push")
-        pushed.append(aliases[value] if value in aliases else own_outputs(builder, [value], [*scattered, *pushed])[0])
-    builder.program.outputs = scattered + pushed
+    builder.program.outputs = place_outputs(builder, states, pushed, aliasing=not vertex.asked)
     builder.program.prune()
     initial: list[Any] = [Param(p, p.name) for p in cell.initial_states]
     initial = initial or [Zeros()] * len(cell.state_shapes)
-    return VertexProgram(builder.program, len(scattered), vertex.asked), initial
+    return VertexProgram(builder.program, len(states), vertex.asked), initial

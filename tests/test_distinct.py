@@ -65,12 +65,13 @@ def test_a_cycle_is_an_error_here_too():
 @BACKENDS
 @pytest.mark.parametrize("begin", ["pushed", "sum"])
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-def test_repeats_change_nothing(backend, begin, sparse, monkeypatch):
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_repeats_change_nothing(backend, begin, sparse, dtype, monkeypatch):
     """(MXNet's operators run a model until it is compiled, so they meet repeats too.)"""
     monkeypatch.setattr("cavs_core.face.runs_in_the_end", lambda ctx, asked: "native")
-    cell, inputs = make(sparse), sample_inputs()
+    cell, inputs = make(sparse, dtype), sample_inputs()
     with autograd.record():
-        want = looped(cell, TREES, inputs)
+        want = looped(cell, TREES, inputs, dtype)
     autograd.backward(want)
     want_grads = gradients(cell)
     with autograd.record():
@@ -79,7 +80,7 @@ def test_repeats_change_nothing(backend, begin, sparse, monkeypatch):
     head.backward()
     assert out.stats.repeats > 3
     np.testing.assert_allclose(out.pushed.asnumpy(), np.concatenate([x.asnumpy() for x in want]), rtol=1e-5)
-    assert_same(gradients(cell), want_grads)
+    assert_same(gradients(cell), want_grads, dtype)
 
 
 def test_head_gradients_of_repeats_are_added_up():

@@ -106,11 +106,12 @@ def test_values_and_gradients_are_those_of_the_loop(backend, sparse, dtype, begi
 
 @BACKENDS
 @pytest.mark.parametrize("begin", ["pushed", "sum"])
-def test_gradients_are_written_added_or_left_alone(backend, begin):
-    cell, inputs = make(), sample_inputs()
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gradients_are_written_added_or_left_alone(backend, begin, dtype):
+    cell, inputs = make(dtype=dtype), sample_inputs()
     cell.join.weight.grad_req, cell.embed.weight.grad_req = "add", "null"
     with autograd.record():
-        losses = looped(cell, TREES, inputs)
+        losses = looped(cell, TREES, inputs, dtype)
     autograd.backward(losses)
     once = gradients(cell)
     for _ in range(2):
@@ -119,7 +120,7 @@ def test_gradients_are_written_added_or_left_alone(backend, begin):
             heads = out.pushed if begin == "pushed" else out.pushed.sum()
         autograd.backward(heads)
     once[cell.join.weight.name] *= 3
-    assert_same(gradients(cell), once)
+    assert_same(gradients(cell), once, dtype)
 
 
 def test_only_vertices_that_push_have_rows():

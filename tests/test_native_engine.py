@@ -14,7 +14,6 @@ from cavs_core.backends.native_cpu.memory import address_of
 from cavs_core.backends.native_cpu.ops import (
     EDGES,
     LAUNCH_WIDTH,
-    NO_BARRIER,
     ONCE,
     column_sum_op,
     fill_op,
@@ -128,7 +127,10 @@ class TestTables:
 
     @pytest.mark.parametrize("rows", [0, 1, 2, 7, 100])
     def test_every_position_once(self, crew, rows):
-        """Rows 3:3 + rows; row r has r % 3 edges; `first` is that of the launch, whoever works."""
+        """Rows 3:3 + rows; row r has r % 3 edges; `first` is that of the launch, whoever works.
+
+        The second launch shares the edges differently: it must find what the other workers wrote.
+        """
         bounds = np.concatenate([[0, 0, 0, 0], np.cumsum(np.arange(3, 3 + rows) % 3)])
         by_row, by_edge, once = np.zeros(3 + rows), np.zeros(bounds[-1] + 1), np.zeros(2)
         tables = [pointers(x) for x in (by_row, by_edge, once)]
@@ -136,7 +138,7 @@ class TestTables:
                kernel_op(count_kernel.address, address_of(tables[1]), EDGES),
                kernel_op(count_kernel.address, address_of(tables[2]), ONCE)]
         edges = int(bounds[-1])
-        run(crew, [launch(0, 3, 3, 3 + rows, 0, edges, address_of(bounds), flags=NO_BARRIER),
+        run(crew, [launch(0, 3, 3, 3 + rows, 0, edges, address_of(bounds)),
                    launch(1, 2, 0, 0, 0, edges)], ops)
         assert (by_row[3:] == 4).all() and (by_row[:3] == 0).all()
         assert (by_edge[:-1] == 2).all() and by_edge[-1] == 0

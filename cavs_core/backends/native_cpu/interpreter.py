@@ -155,7 +155,7 @@ def run(worker, num_workers, launches, num_launches, ops, control):
             else:
                 _step(op, worker, num_workers, first, last, mine, end)
                 together = False
-        if num_workers > 1 and not together and not launch[t.FLAGS] & t.NO_BARRIER:
+        if num_workers > 1 and not together:
             barriers = _meet(control, barriers, num_workers)
             together = True
 

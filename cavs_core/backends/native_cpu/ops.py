@@ -12,13 +12,12 @@ import numpy as np
 from . import blas, products
 from .products import own_rows, own_sum_rows, routine
 
-__all__ = ["LAUNCH_WIDTH", "OP_WIDTH", "ROWS", "EDGES", "ONCE", "NO_BARRIER", "launch", "kernel_op", "product_op",
+__all__ = ["LAUNCH_WIDTH", "OP_WIDTH", "ROWS", "EDGES", "ONCE", "launch", "kernel_op", "product_op",
            "sum_product_op", "column_sum_op", "scatter_add_op", "fill_op", "table"]
 
-LAUNCH_WIDTH = 8
+LAUNCH_WIDTH = 7
 #: columns of a launch
-OP_BEGIN, OP_END, START, STOP, EDGE_START, EDGE_STOP, BOUNDS, FLAGS = range(LAUNCH_WIDTH)
-NO_BARRIER = 1
+OP_BEGIN, OP_END, START, STOP, EDGE_START, EDGE_STOP, BOUNDS = range(LAUNCH_WIDTH)
 
 OP_WIDTH = 24
 #: columns of an op; A, B and C are operands: address, bytes from position to position, whether local, row stride;
@@ -33,15 +32,14 @@ _BYTES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8}
 
 
 def launch(op_begin: int, op_end: int, start: int, stop: int, edge_start: int = 0, edge_stop: int = 0,
-           bounds: int = 0, flags: int = 0) -> list[int]:
+           bounds: int = 0) -> list[int]:
     """Run ops[op_begin:op_end] on the rows start:stop.
 
     Parameters
     ----------
     bounds : address of int64; the edges of row r are bounds[r]:bounds[r + 1]. 0: edges are shared evenly
-    flags : NO_BARRIER if the next launch reads nothing of this one, but what the same worker wrote
     """
-    return [op_begin, op_end, start, stop, edge_start, edge_stop, bounds, flags]
+    return [op_begin, op_end, start, stop, edge_start, edge_stop, bounds]
 
 
 def kernel_op(kernel: int, arguments: int, domain: int = ROWS, cost: int = 100) -> list[int]:

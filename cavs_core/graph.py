@@ -89,6 +89,13 @@ class InputGraph:
                           child_index=_frozen(child_index), sample_offsets=_frozen(sample_offsets),
                           parts=(), known_depth=None, kept=weakref.WeakKeyDictionary())
 
+    def alias(self) -> InputGraph:
+        """The same graph, without what runs keep with it."""
+        made = object.__new__(InputGraph)
+        vars(made).update(vars(self), parts=(self,) if self.known_depth is None else (),
+                          kept=weakref.WeakKeyDictionary())
+        return made
+
     def note_depth(self, depth: IntArray) -> IntArray:
         """Keep what the schedule has found out: a sample comes again in every epoch."""
         vars(self).update(known_depth=_frozen(depth), parts=())

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from models import random_binary_tree, random_dag
 
 from cavs_core.graph import InputGraph
-from cavs_core.graph_layout import Interface, lay_out_graphs
+from cavs_core.graph_layout import Interface, Interfaces, lay_out_graphs
 from cavs_core.layout import Place, RowIndex, Segments
 from cavs_core.program import Gather, GatherAll, GatherSum
 from cavs_core.schedule import schedule
@@ -16,8 +16,8 @@ def lay_out(graphs, ports, by_slot=True, pushed=()):
     """Leaves are class 0, all others class 1."""
     graph = InputGraph.batch(graphs)
     scheduled = schedule(graph, by_slot)
-    classes = [Interface([], [], 1, pushed), Interface(ports, ports, 1, pushed)]
-    laid = lay_out_graphs(graph, scheduled, (graph.arity > 0).astype(int), classes)
+    classes = Interfaces([Interface([], [], 1, pushed), Interface(ports, ports, 1, pushed)])
+    laid = lay_out_graphs(graph, scheduled, (graph.arity > 0).astype(int), classes, [])
     np.testing.assert_array_equal(laid.position, scheduled.position)
     return graph, scheduled, laid.layout
 

@@ -23,7 +23,6 @@ from cavs_core import (
     SHARED,
     Builder,
     ClassLayout,
-    Frame,
     Gather,
     Layout,
     Param,
@@ -33,6 +32,7 @@ from cavs_core import (
     RowIndex,
     Spec,
     VertexProgram,
+    frames_of,
     make_run,
     own_outputs,
     plan_class,
@@ -160,8 +160,8 @@ class _Table:
         self.plan = plan_class(VertexProgram(b.program, 1), (), recording=False, in_one_launch=False)
         every, draw = rows * launches, np.random.default_rng(0)
         index = np.tile(draw.permutation(rows), launches)
-        self.part = ClassLayout(Frame(0, every), [Frame(k * rows, (k + 1) * rows) for k in range(launches)],
-                                {Gather(0, 0): Read(0, RowIndex(index))}, [Place(1, 0)], {}, RowIndex(index[:0]))
+        self.part = ClassLayout(frames_of(np.arange(0, every + 1, rows)), {Gather(0, 0): Read(0, RowIndex(index))},
+                                [Place(1, 0)], {}, RowIndex(index[:0]))
         self.layout = Layout([self.part], [(0, k) for k in range(launches)], [rows, every], [],
                              [Spec((width,), "float32"), Spec(b.specs[out].shape[1:], "float32")])
         start = draw.random((rows, width), np.float32)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...layout import ClassLayout, Layout
-from ...plan import ClassPlan, buffer_specs
+from ...plan import ClassPlan
 from ...program import CHILD, Spec
 from .ir import ScatterOp
 from .memory import ARENA, Block, address_of
@@ -146,7 +146,7 @@ class Assembly:
         counts = [len(p.refs.list) for p in self.prepared]
         self.first = [sum(counts[:c]) for c in range(len(counts))]      # of each class it is none at all, at 0
         self.num_refs = sum(counts)
-        specs = buffer_specs(plans, layout)
+        specs = layout.row_specs
         self.row_bytes = [size_of(spec) * np.dtype(spec.dtype).itemsize for spec in specs]
         self.buffers = Blocks([max(n, 1) for n in layout.buffer_rows], specs)
         self.messages = Blocks([m.num_rows for m in layout.messages], specs)

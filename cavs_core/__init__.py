@@ -48,8 +48,8 @@ __all__ = [
     "SHARED", "Segments", "Shared", "TapeBridge", "Target", "UNTOUCHED", "VertexProgram", "WRITTEN", "add_equal_rows",
     "address_of_data", "agrees", "are_ready", "array_at", "as_arrays_like", "become_array", "cache_folder",
     "copy_arrays", "flatten", "frames_of", "have_run", "inactive", "is_sparse", "kernel_sources", "let_change",
-    "listening", "lookup", "make_run", "map_nested", "need_gradient", "note_seconds", "offsets_of", "on_tape", "one_row_program",
-    "own_outputs", "plan_class", "plan_messages", "respecified", "roll", "runs_in_the_end", "runs_natively", "supports",
-    "target_of", "tell", "thread_state", "view_of_data", "wrap_backward", "write_gradient",
+    "listening", "lookup", "make_run", "map_nested", "need_gradient", "note_seconds", "offsets_of", "on_tape",
+    "one_row_program", "own_outputs", "plan_class", "plan_messages", "respecified", "roll", "runs_in_the_end",
+    "runs_natively", "supports", "target_of", "tell", "thread_state", "view_of_data", "wrap_backward", "write_gradient",
 ]
 __version__ = "0.1.0"

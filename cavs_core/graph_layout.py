@@ -161,7 +161,7 @@ def lay_out_graphs(graph: InputGraph, schedule: Schedule, class_of: IntArray, in
             RowIndex(external[mine]),
             Segments(indptr, made.bounds[of_class]) if len(children) or interface.ports else None,
             pushed=RowIndex(made.rank[mine])))
-    layout = Layout(parts, list(zip(*made.order.tolist())) if made.order.size else [],
+    layout = Layout(parts, made.order,
                     [graph.num_vertices + 1] * interfaces.num_states + [len(made.pushing)] * interfaces.num_own,
                     messages + [_NOTHING] * interfaces.num_own, row_specs)
     pushed_rows = [(at, made.own_rows if at >= interfaces.num_states else made.state_rows)
@@ -254,12 +254,12 @@ def _number(run_order, depth, class_of, child_indptr, child_index, pushes):  # t
         bounds[k] = firsts[c + 1] - firsts[c]
     rows[num_launches + 1] = n + 1
 
-    order = np.empty((2, num_launches), np.int64)
+    order = np.empty((num_launches, 2), np.int64)
     ready, filled, now = first_frames[:-1] + 1, 0, 0
     while filled < num_launches:
         for c in range(num_classes):
             if ready[c] < first_frames[c + 1] and launch_depth[ready[c]] == now:
-                order[0, filled], order[1, filled] = c, ready[c] - first_frames[c] - 1
+                order[filled, 0], order[filled, 1] = c, ready[c] - first_frames[c] - 1
                 filled += 1
                 ready[c] += 1
         now += 1

@@ -175,23 +175,21 @@ class Layout:
     """Everything about a schedule that a run needs, as arrays."""
 
     classes: list[ClassLayout]
-    order: list[tuple[int, int]]        # (class, launch), in the order of the run
+    order: IntArray                     # class and launch, a row each, in the order of the run
     buffer_rows: list[int]
     messages: list[Messages]            # one per buffer
     row_specs: list[Spec] = field(default_factory=list)     # of each buffer
-    round_of: list[int] | None = None       # of each class; None: there is one round
+    round_of: IntArray | None = None    # of each class; None: there is one round
 
     @cached_property
     def rounds(self) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """Round after round: its classes, and its part of `order`. A round begins when the one before it has ended."""
-        if self.round_of is None:
-            return [(list(range(len(self.classes))), self.order)]
-        found: list[tuple[list[int], list[tuple[int, int]]]]
-        found = [([], []) for _ in range(max(self.round_of, default=-1) + 1)]
-        for c, number in enumerate(self.round_of):
+        round_of = [0] * len(self.classes) if self.round_of is None else self.round_of.tolist()
+        found: list[tuple[list[int], list[tuple[int, int]]]] = [([], []) for _ in range(max(round_of, default=-1) + 1)]
+        for c, number in enumerate(round_of):
             found[number][0].append(c)
-        for c, k in self.order:
-            found[self.round_of[c]][1].append((c, k))
+        for c, k in self.order.tolist():
+            found[round_of[c]][1].append((c, k))
         return found
 
     @property

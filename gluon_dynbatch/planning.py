@@ -287,8 +287,8 @@ def _lay_out(calls: Sequence[Any], r: Recording, s: Scan, g: Grouping, rounds: R
         frames = frames_of(rows.offsets, rows.edge_offsets)
         classes.append(ClassLayout(frames, reads, writes, {}, _NO_ROWS, edges, names))
     messages = _messages(g, plans, classes, heads) if any(active) else []          # none: no backward pass
-    layout = Layout(classes, g.order, g.buffer_rows, messages, [ROW_SPECS[number] for number in buffers],
-                    rounds.of_class.tolist())
+    layout = Layout(classes, np.array(g.order, np.int64).reshape(-1, 2), g.buffer_rows, messages,
+                    [ROW_SPECS[number] for number in buffers], rounds.of_class)
     return layout, plans, leaf_names, all_kinds
 
 

@@ -13,15 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...layout import ClassLayout, Layout
+from ...layout import ClassLayout, Layout, offsets_of
 from ...plan import ClassPlan
 from ...program import CHILD, Spec
 from .ir import ScatterOp
 from .memory import ARENA, Block, address_of
-from .ops import OP_BEGIN, OP_END
 from .prepare import Prepared, prepare, size_of
-from .stages import Sum
-from .table import Operations, launches_of
+from .stages import Sum, counts_of, own_offsets
+from .table import Operations, Round, launches_of
 
 __all__ = ["Assembly", "Blocks", "Direction", "LookedUp", "assembly_of", "is_assembled"]
 
@@ -60,63 +59,57 @@ class Direction:
     operations : Operations
     launches : int64 array, with the numbers of operations
     started : how many operations the launches start
-    own, own_bytes : (numbers of memory, where they begin in the block of the direction), and the size of that block
-    fixed : (numbers, addresses): what belongs to the layout
-    in_buffers, in_messages : (numbers, which buffer, bytes behind its beginning)
+    own_offsets, own_bytes : where the classes' own memory begins in the block of the direction, and the size of that
+    fixed : int64 array, (number, address) of what belongs to the layout, a row each
+    in_buffers, in_messages : int64 arrays, (number, which buffer, bytes behind its beginning), a row each
     looked_up : list of LookedUp
     """
 
     def __init__(self, assembly: Assembly, layout: Layout, backward: bool, wanted: frozenset[Any],
                  sparse: frozenset[Any]):
         self.wanted, self.sparse = wanted, sparse
-        parts, prepared, first = layout.classes, assembly.prepared, assembly.first
-        rounds = layout.backward_rounds if backward else layout.rounds
-        made = self.operations = assembly.operations(layout, rounds, backward, wanted, sparse)
-        frames, bounds = [part.frames for part in parts], [_bounds(part) for part in parts]
-        self.launches = launches_of(made.spans, [order for _, order in rounds], frames, bounds)
-        self.started = int((self.launches[:, OP_END] - self.launches[:, OP_BEGIN]).sum())
-        sizes = [size for p, part in zip(prepared, parts) for size in p.memory[backward].sizes(part)]
-        offsets = np.cumsum([0, *sizes])
-        self.own, self.own_bytes = (made.own, offsets[:-1]), int(offsets[-1])
-        self._zeros: list[Any] = []
-        self.fixed = _columns([(number, self._fixed(layout, parts[c], *name)) for number, c, name in made.fixed], 2)
-        bytes_of = assembly.row_bytes
-        self.in_buffers, self.in_messages = (
-            _columns([(number, *_place(parts[c], bytes_of, *name)) for number, c, name in named], 3)
-            for named in (made.in_buffers, made.in_messages))
-        self.looked_up = [_looked_up(c, parts[c], part, first[c]) for c, part in made.looked_up]
-
-    def _fixed(self, layout: Layout, part: ClassLayout, kind: str, what: Any) -> int:
-        """The address of what the layout has."""
-        if kind == "rows":
-            return address_of(part.reads[what].rows.rows)
-        if kind in ("pull", "pull_bounds"):
-            place = part.writes[what]
-            messages = layout.messages[place.buffer]
-            return (address_of(messages.pull.rows) if kind == "pull" else
-                    address_of(messages.segments.indptr) + 8 * place.base)
-        if kind == "zeros":
-            self._zeros.append(np.zeros(what.shape, what.dtype))
-            return address_of(self._zeros[-1])
-        if kind == "external_rows":
-            return address_of(part.external.rows)
-        if kind == "pushed_rows":
-            assert part.pushed is not None
-            return address_of(part.pushed.rows)
-        assert part.edges is not None and kind in ("bounds", "edge_row")
-        return address_of(part.edges.indptr if kind == "bounds" else part.edges.row)
+        parts, bytes_of = layout.classes, assembly.row_bytes
+        made = self.operations = assembly.operations(parts, backward, wanted, sparse)
+        self.launches, self.started = launches_of(
+            made.script, made.first_spans, made.spans, layout.order, assembly.round_of, backward, assembly.frames,
+            assembly.first_frames, assembly.bounds)
+        self.own_offsets = own_offsets(assembly.counts, made.own_counts, made.own_row_bytes)
+        self.own_bytes = int(self.own_offsets[-1])
+        self.fixed = _rows([(number, _fixed(layout, parts[c], kind, what)) for number, c, kind, what in made.fixed] +
+                           made.fixed_zeros, 2)
+        reads = [(number, parts[c].reads[port].buffer, 0) for number, c, port in made.reads]
+        for number, c, k in made.outputs:
+            at = parts[c].writes[k]
+            reads.append((number, at.buffer, at.base * bytes_of[at.buffer]))
+        self.in_buffers = _rows(reads, 3)
+        sent = [(number, parts[c].writes[k].buffer, 0) for number, c, k in made.messages]
+        for number, c, port in made.sends:
+            at = parts[c].sends[port]
+            sent.append((number, at.buffer, at.base * bytes_of[at.buffer]))
+        self.in_messages = _rows(sent, 3)
+        self.looked_up = [_looked_up(c, parts[c], part, assembly.first[c]) for c, part in made.looked_up]
 
 
-def _bounds(part: ClassLayout) -> int:
-    return address_of(part.edges.indptr) if part.edges is not None else 0
+def _fixed(layout: Layout, part: ClassLayout, kind: str, what: Any) -> int:
+    """The address of what the layout has."""
+    if kind == "rows":
+        return address_of(part.reads[what].rows.rows)
+    if kind == "pull":
+        return address_of(layout.messages[part.writes[what].buffer].pull.rows)
+    if kind == "pull_bounds":
+        at = part.writes[what]
+        return address_of(layout.messages[at.buffer].segments.indptr) + 8 * at.base
+    if kind == "external_rows":
+        return address_of(part.external.rows)
+    if kind == "pushed_rows":
+        assert part.pushed is not None
+        return address_of(part.pushed.rows)
+    assert part.edges is not None and kind in ("bounds", "edge_row")
+    return address_of(part.edges.indptr if kind == "bounds" else part.edges.row)
 
 
-def _place(part: ClassLayout, bytes_of: Sequence[int], kind: str, what: Any) -> tuple[int, int]:
-    """Which buffer a memory is in, and how many bytes behind its beginning."""
-    if kind == "buffer":
-        return part.reads[what].buffer, 0
-    place = part.sends[what] if kind == "send" else part.writes[what]
-    return place.buffer, 0 if kind == "messages" else place.base * bytes_of[place.buffer]
+def _rows(rows: list[tuple[int, ...]], width: int) -> Any:
+    return np.array(rows, np.int64).reshape(-1, width)
 
 
 def _looked_up(c: int, part: ClassLayout, looked: Sum, first: int) -> LookedUp:
@@ -126,10 +119,6 @@ def _looked_up(c: int, part: ClassLayout, looked: Sum, first: int) -> LookedUp:
     return LookedUp(part.names.get(looked.source, looked.source), op, rows, [first + ref for ref in looked.reads])
 
 
-def _columns(rows: list[tuple[int, ...]], count: int) -> Any:
-    return np.array(rows, np.int64).reshape(-1, count).T
-
-
 class Assembly:
     """What is known of the runs of a layout.
 
@@ -137,15 +126,27 @@ class Assembly:
     ----------
     prepared : Prepared of each class
     first : the first number of each class's memory among that of all
+    frames, first_frames : the frames of all classes, and where those of each begin
+    counts : what memory of classes has rows for, see `counts_of`
+    bounds : class -> address of where the edges of each row begin, or 0
+    round_of : class -> its round
     buffers, messages : Blocks
     """
 
     def __init__(self, layout: Layout, plans: Sequence[ClassPlan]):
         self.plans = list(plans)
+        parts = layout.classes
         self.prepared: list[Prepared] = prepare(plans, layout)
         counts = [len(p.refs.list) for p in self.prepared]
         self.first = [sum(counts[:c]) for c in range(len(counts))]      # of each class it is none at all, at 0
         self.num_refs = sum(counts)
+        self.frames = np.concatenate([part.frames for part in parts])
+        self.first_frames = offsets_of(np.array([len(part.frames) for part in parts]))
+        self.counts = counts_of(self.frames, self.first_frames)
+        self.bounds = np.array([0 if part.edges is None else address_of(part.edges.indptr) for part in parts])
+        self.round_of = np.zeros(len(parts), np.int64) if layout.round_of is None else layout.round_of
+        self._rounds = _rounds(self.counts[:, 0], layout.order, self.round_of)
+        self._named = any(part.names for part in parts)
         specs = layout.row_specs
         self.row_bytes = [size_of(spec) * np.dtype(spec.dtype).itemsize for spec in specs]
         self.buffers = Blocks([max(n, 1) for n in layout.buffer_rows], specs)
@@ -161,24 +162,16 @@ class Assembly:
             known = self._directions[backward] = Direction(self, layout, backward, *asked)
         return known
 
-    def operations(self, layout: Layout, rounds: Any, backward: bool, wanted: frozenset[Any],
+    def operations(self, parts: Sequence[ClassLayout], backward: bool, wanted: frozenset[Any],
                    sparse: frozenset[Any]) -> Operations:
         """Of all classes that have rows. They are remembered: mini-batches of a model differ in the layout alone."""
-        parts = layout.classes
-        shape = tuple([(tuple([c for c in classes if parts[c].whole.num_rows]),
-                        tuple(dict.fromkeys([c for c, _ in order]))) for classes, order in rounds])
-        skipped, as_rows = set(), set()
-        for c, prepared in enumerate(self.prepared) if backward else ():
-            for source in prepared.grad_sources if parts[c].whole.num_rows else ():
-                name = parts[c].names.get(source, source)
-                if name not in wanted:
-                    skipped.add((c, source))
-                elif name in sparse:
-                    as_rows.add((c, source))
-        key = (tuple(map(id, self.prepared)), shape, backward, frozenset(skipped), frozenset(as_rows))
+        rounds = self._rounds[::-1] if backward else self._rounds
+        # Where classes have their own names for what they share, the same names may stand for something else next time.
+        asked = self._asked(parts, wanted, sparse) if self._named and backward else (wanted, sparse)
+        key = (tuple(map(id, self.prepared)), rounds, backward, self._named, asked)
         known = _operations.get(key)
         if known is None:
-            known = Operations(self.prepared, self.first, shape, backward, skipped, as_rows)
+            known = Operations(self.prepared, self.first, rounds, backward, *self._asked(parts, wanted, sparse))
             for prepared in self.prepared:
                 if id(prepared) not in _watched:
                     _watched.add(id(prepared))
@@ -187,6 +180,31 @@ class Assembly:
                 _operations.pop(next(iter(_operations)), None)
             _operations[key] = known
         return known
+
+    def _asked(self, parts: Sequence[ClassLayout], wanted: frozenset[Any],
+               sparse: frozenset[Any]) -> tuple[frozenset[Any], frozenset[Any]]:
+        """The gradients, by class and source, that nobody asks for, and those that are asked for as rows."""
+        skipped, as_rows = set(), set()
+        for c, prepared in enumerate(self.prepared):
+            for source in prepared.grad_sources:
+                name = parts[c].names.get(source, source)
+                if name not in wanted:
+                    skipped.add((c, source))
+                elif name in sparse:
+                    as_rows.add((c, source))
+        return frozenset(skipped), frozenset(as_rows)
+
+
+def _rounds(num_rows: Any, order: Any, round_of: Any) -> tuple[Round, ...]:
+    """Of each round the classes that have rows, and those that have launches in order."""
+    rows, launches = num_rows.tolist(), np.bincount(order[:, 0], minlength=len(num_rows)).tolist()
+    found: list[tuple[list[int], list[int]]] = [([], []) for _ in range(int(round_of.max(initial=-1)) + 1)]
+    for c, number in enumerate(round_of.tolist()):
+        if rows[c]:
+            found[number][0].append(c)
+        if launches[c]:
+            found[number][1].append(c)
+    return tuple([(tuple(busy), tuple(in_order)) for busy, in_order in found])
 
 
 _MOST = 256

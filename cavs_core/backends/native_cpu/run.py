@@ -18,9 +18,12 @@ from ..targets import WRITTEN, Target
 from .assembly import Direction, assembly_of
 from .memory import ARENA, Block, address_of
 from .products import segment_sum
-from .table import run_table
+from .stages import counts_of, own_offsets
+from .table import place, run_table
 
 __all__ = ["NativeRun"]
+
+_NOWHERE = np.zeros(0, np.int64)
 
 
 class NativeRun:
@@ -221,21 +224,16 @@ class NativeRun:
 
     # ---- memory ------------------------------------------------------------------------------
 
-    def _place(self, direction: Direction, blocks: list[Block], at_messages: Any = None) -> None:
+    def _place(self, direction: Direction, blocks: list[Block], at_messages: Any = _NOWHERE) -> None:
         """Find the address of everything that a direction names; `blocks` takes the memory of its own."""
         known = self._addresses
         block = ARENA.take(direction.own_bytes)
         blocks.append(block)
-        numbers, offsets = direction.own
-        known[numbers] = offsets + block.address
-        numbers, addresses = direction.fixed
-        known[numbers] = addresses
-        for (numbers, buffers, behind), at in ((direction.in_buffers, self._at_buffers),
-                                               (direction.in_messages, at_messages)):
-            if len(numbers):
-                known[numbers] = at[buffers] + behind
-        for number, c, (kind, source) in direction.operations.asked:
-            if not known[number]:
+        place(known, direction.operations.own, direction.own_offsets, block.address, direction.fixed,
+              direction.in_buffers, self._at_buffers, direction.in_messages, at_messages)
+        missing = known.tolist()
+        for number, c, kind, source in direction.operations.asked:
+            if not missing[number]:
                 known[number] = self._asked_address(c, kind, source)
 
     def _view(self, c: int, v: int) -> Any:
@@ -267,7 +265,10 @@ class NativeRun:
 
 
 def _peak_bytes(prepared: Sequence[Any], plans: Sequence[ClassPlan], layout: Layout) -> int:
-    own = sum(sum(memory.sizes(part)) for p, part in zip(prepared, layout.classes) for memory in p.memory)
+    own = 0
+    for p, part in zip(prepared, layout.classes):
+        counts = counts_of(part.frames, np.array([0, len(part.frames)]))
+        own += sum(int(own_offsets(counts, *map(np.array, (m.counts, m.row_bytes)))[-1]) for m in p.memory if m.numbers)
     return own + buffer_bytes(plans, layout) + layout.index_bytes
 
 

@@ -63,8 +63,8 @@ def own_rows(n: int, k: int, transposed: bool) -> int:
 def own_sum_rows(n: int, k: int, dtype: str) -> int:
     """The same for `sum_product`.
 
-    BLAS copies both operands, which costs much beside a small C. GFLOP/s of two cores, own / BLAS: C of 5 x 150 in
-    float32 40/12, 64 x 128 122/107, 128 x 256 146/123, 256 x 512 170/134, but 2048 x 512 176/193,
+    BLAS copies both operands, which costs much beside a small C. GFLOP/s of two cores, own / BLAS: C of 12 x 300 in
+    float32 151/83, 64 x 128 122/107, 128 x 256 146/123, 256 x 512 170/134, but 2048 x 512 176/193,
     and 750 x 300 in float64 79/88 (in float32 they are equal).
     """
     few, small = n <= 32 and k >= 48, dtype == "float32" and k >= 24 and n * k <= 1 << 17

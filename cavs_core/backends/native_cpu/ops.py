@@ -75,7 +75,7 @@ def sum_product_op(a: int, lda: int, b: int, ldb: int, c: int, ldc: int, n: int,
     """C[n, k] (+)= A[rows, n]^T B[rows, k] over all rows of the launch, which earlier launches wrote."""
     return _row({**_gemm_columns(SUM_PRODUCT, domain, products.sum_product, dtype, n, k, m, accumulate),
                  **_operand(A, a, lda, m, dtype, a_local), **_operand(B, b, ldb, m, dtype, b_local), C: c, LDC: ldc,
-                 MOST_OWN: own_sum_rows(n, k)})
+                 MOST_OWN: own_sum_rows(n, k, dtype)})
 
 
 def column_sum_op(a: int, lda: int, c: int, n: int, *, dtype: str = "float32", m: int = 1, domain: int = ROWS,

@@ -60,9 +60,15 @@ def own_rows(n: int, k: int, transposed: bool) -> int:
     return ALWAYS if n <= 64 else 400 if n <= 160 else min(128, 24 + k // 3)
 
 
-def own_sum_rows(n: int, k: int) -> int:
-    """The same for `sum_product`: BLAS is the faster one, but for a C of few rows (5x150: 12 against 40 GFLOP/s)."""
-    return ALWAYS if n <= 32 and k >= 48 else 0
+def own_sum_rows(n: int, k: int, dtype: str) -> int:
+    """The same for `sum_product`.
+
+    BLAS copies both operands, which costs much beside a small C. GFLOP/s of two cores, own / BLAS: C of 12 x 300 in
+    float32 151/83, 64 x 128 122/107, 128 x 256 146/123, 256 x 512 170/134, but 2048 x 512 176/193,
+    and 750 x 300 in float64 79/88 (in float32 they are equal).
+    """
+    few, small = n <= 32 and k >= 48, dtype == "float32" and k >= 24 and n * k <= 1 << 17
+    return ALWAYS if few or small else 0
 
 
 # ---- own products ---------------------------------------------------------------------------------------------------

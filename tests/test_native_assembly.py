@@ -1,23 +1,24 @@
 """Tables of native runs: remembered for a layout and for the classes of a model, and never longer than these live."""
 
 import gc
+import math
 
 import numpy as np
 import pytest
 
 import gluon_dynbatch as gdb
-from cavs_core.backends.native_cpu import assembly
+from cavs_core.backends.native_cpu import assembly, ops
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 nd = mx.nd
 
 
 class Cell(gluon.HybridBlock):
-    def __init__(self, sparse=False):
+    def __init__(self, sparse=False, units=4, dtype="float32"):
         super().__init__()
         with self.name_scope():
-            self.embed = gluon.nn.Embedding(50, 4, sparse_grad=sparse)
-            self.fc = gluon.nn.Dense(4, in_units=4, flatten=False)
+            self.embed = gluon.nn.Embedding(50, units, sparse_grad=sparse, dtype=dtype)
+            self.fc = gluon.nn.Dense(units, in_units=units, flatten=False, dtype=dtype)
 
     def hybrid_forward(self, F, word, h):
         return F.tanh(self.fc(self.embed(word) + h))
@@ -26,14 +27,14 @@ class Cell(gluon.HybridBlock):
 def make_cell(**options):
     mx.random.seed(5)
     cell = Cell(**options)
-    cell.initialize(mx.init.Normal(0.5))
+    cell.initialize(mx.init.Normal(0.5 / math.sqrt(cell.fc.weight.shape[0] / 4)))
     return gdb.vertex(cell)
 
 
 def losses_of(cell, sentences, batched):
     losses = []
     for sentence in sentences:
-        h = nd.zeros((1, 4))
+        h = nd.zeros((1, cell.fc.weight.shape[0]), dtype=cell.fc.weight.dtype)
         for word in sentence:
             h = cell(word if batched else nd.array([word]), h)
         losses.append(h.sum())
@@ -59,7 +60,7 @@ def step(cell, sentences, heads=slice(None)):
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
     assert got_grads.keys() == want_grads.keys()
     for name, grad in got_grads.items():
-        np.testing.assert_allclose(grad, want_grads[name], rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(grad, want_grads[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 A, B = [[1, 2, 3], [4, 5]], [[6, 7, 8, 9], [1], [2, 2]]
@@ -124,3 +125,15 @@ def test_few_operations_are_remembered(monkeypatch):
     for _ in range(3):
         step(make_cell(), A)
         assert len(assembly._operations) <= 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_weights_are_packed_where_there_are_many_rows(dtype, monkeypatch):
+    """A class of few rows, of many and of few again: each time the operations that suit it."""
+    kinds, whole = [], assembly.Operations
+    monkeypatch.setattr(assembly, "Operations", lambda *given: kinds.append(whole(*given)) or kinds[-1])
+    cell, few, many = make_cell(units=100, dtype=dtype), A, [list(range(k % 7, 50)) for k in range(4)]
+    for sentences in (few, many, few, many):
+        step(cell, sentences)
+    packs = [(made._ops[:, ops.KIND] == ops.PACK).sum() for made in kinds]
+    assert packs == [0, 0, 1, 1]                # forward and backward of both, each built once

@@ -18,6 +18,7 @@ from ...plan import ClassPlan
 from ...program import CHILD, Spec
 from .ir import ScatterOp
 from .memory import ARENA, Block, address_of
+from .packing import packs_weights
 from .prepare import Prepared, prepare, size_of
 from .stages import Sum, counts_of, own_offsets
 from .table import Operations, Round, launches_of
@@ -143,6 +144,7 @@ class Assembly:
         self.frames = np.concatenate([part.frames for part in parts])
         self.first_frames = offsets_of(np.array([len(part.frames) for part in parts]))
         self.counts = counts_of(self.frames, self.first_frames)
+        self._packed = tuple([packs_weights(rows, edges) for rows, edges in self.counts[:, :2].tolist()])
         self.bounds = np.array([0 if part.edges is None else address_of(part.edges.indptr) for part in parts])
         self.round_of = np.zeros(len(parts), np.int64) if layout.round_of is None else layout.round_of
         self._rounds = _rounds(self.counts[:, 0], layout.order, self.round_of)
@@ -168,10 +170,11 @@ class Assembly:
         rounds = self._rounds[::-1] if backward else self._rounds
         # Where classes have their own names for what they share, the same names may stand for something else next time.
         asked = self._asked(parts, wanted, sparse) if self._named and backward else (wanted, sparse)
-        key = (tuple(map(id, self.prepared)), rounds, backward, self._named, asked)
+        key = (tuple(map(id, self.prepared)), rounds, backward, self._packed, self._named, asked)
         known = _operations.get(key)
         if known is None:
-            known = Operations(self.prepared, self.first, rounds, backward, *self._asked(parts, wanted, sparse))
+            known = Operations(self.prepared, self.first, rounds, backward, self._packed,
+                               *self._asked(parts, wanted, sparse))
             for prepared in self.prepared:
                 if id(prepared) not in _watched:
                     _watched.add(id(prepared))

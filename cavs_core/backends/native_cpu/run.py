@@ -17,6 +17,7 @@ from ...program import CHILD, SHARED, Pull
 from ..targets import WRITTEN, Target
 from .assembly import Direction, assembly_of
 from .memory import ARENA, Block, address_of
+from .packing import packs_weights
 from .products import segment_sum
 from .stages import counts_of, own_offsets
 from .table import place, run_table
@@ -268,7 +269,9 @@ def _peak_bytes(prepared: Sequence[Any], plans: Sequence[ClassPlan], layout: Lay
     own = 0
     for p, part in zip(prepared, layout.classes):
         counts = counts_of(part.frames, np.array([0, len(part.frames)]))
-        own += sum(int(own_offsets(counts, *map(np.array, (m.counts, m.row_bytes)))[-1]) for m in p.memory if m.numbers)
+        form = p.forms[packs_weights(part.whole.num_rows, part.whole.num_edges)]
+        own += sum(int(own_offsets(counts, *map(np.array, (m.counts, m.row_bytes)))[-1])
+                   for m in form.memory if m.numbers)
     return own + buffer_bytes(plans, layout) + layout.index_bytes
 
 

@@ -9,7 +9,8 @@ from numba import njit
 
 from ...program import CHILD, ROW, SHARED
 from . import ops
-from .ir import ColumnSumOp, KernelOp, Op, ProductOp, Ref, ScatterOp, SumOp, SumProductOp
+from .ir import ColumnSumOp, KernelOp, Op, PackOp, ProductOp, Ref, ScatterOp, SumOp, SumProductOp
+from .products import packed_elements
 from .values import Owned, size_of
 
 __all__ = ["NUM_COUNTS", "OwnMemory", "Refs", "Stage", "Sum", "counts_of", "own_offsets"]
@@ -46,11 +47,12 @@ class OwnMemory:
     row_bytes : of each
     """
 
-    def __init__(self, owned: dict[int, Owned], backward: bool, refs: Refs):
+    def __init__(self, owned: dict[int, Owned], backward: bool, packs: Sequence[PackOp], refs: Refs):
         mine = {v: o for v, o in owned.items() if o.backward == backward}
-        self.numbers = [refs.number(("value", v)) for v in mine]
-        self.counts = [_COUNTS[o.spec.kind, o.local] for o in mine.values()]
-        self.row_bytes = [size_of(o.spec) * np.dtype(o.spec.dtype).itemsize for o in mine.values()]
+        self.numbers = [refs.number(("value", v)) for v in mine] + [refs.number(pack.target) for pack in packs]
+        self.counts = [_COUNTS[o.spec.kind, o.local] for o in mine.values()] + [_COUNTS[SHARED, False]] * len(packs)
+        self.row_bytes = [size_of(o.spec) * np.dtype(o.spec.dtype).itemsize for o in mine.values()] + [
+            packed_elements(pack.n, pack.k, pack.dtype) * np.dtype(pack.dtype).itemsize for pack in packs]
 
 
 @njit(cache=True, nogil=True)
@@ -122,12 +124,17 @@ class Stage:
                 tables.append((len(rows), len(words)))
                 words += [refs.number(ref) for ref in op.slots]
                 rows.append(ops.kernel_op(address, 0, _DOMAINS[op.domain], cost))
+            elif isinstance(op, PackOp):
+                patches += [(len(rows), ops.A, refs.number(op.w)), (len(rows), ops.C, refs.number(op.target))]
+                rows.append(ops.pack_op(0, op.k if op.transposed else op.n, 0, op.n, op.k, transposed=op.transposed,
+                                        dtype=op.dtype))
             elif isinstance(op, ProductOp):
                 patches += [(len(rows), column, refs.number(ref))
                             for column, ref in ((ops.A, op.a), (ops.B, op.w), (ops.C, op.c))]
                 rows.append(ops.product_op(
                     0, op.k, 0, op.k if op.transposed else op.n, 0, op.n, op.n, op.k, transposed=op.transposed,
-                    dtype=op.dtype, m=op.rows, domain=_DOMAINS[op.domain], a_local=op.a_local, c_local=op.c_local))
+                    dtype=op.dtype, m=op.rows, domain=_DOMAINS[op.domain], a_local=op.a_local, c_local=op.c_local,
+                    packed=op.w[0] == "packed"))
         self.sums = [Sum(op, refs) for op in stage if isinstance(op, SumOp)]
         self.rows = ops.table(rows)
         self.places = np.array([row * ops.OP_WIDTH + column for row, column, _ in patches], np.int64)

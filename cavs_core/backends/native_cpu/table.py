@@ -42,8 +42,13 @@ class Operations:
     """
 
     def __init__(self, prepared: Sequence[Prepared], first: Sequence[int], rounds: Sequence[Round], backward: bool,
-                 skipped: set[tuple[int, Any]], as_rows: set[tuple[int, Any]]):
-        """`skipped` and `as_rows` name gradients by class and source: nobody asks for them, or for their rows alone."""
+                 packed: Sequence[bool], skipped: frozenset[tuple[int, Any]], as_rows: frozenset[tuple[int, Any]]):
+        """
+        Parameters
+        ----------
+        packed : of each class, whether it packs its weights
+        skipped, as_rows : gradients, by class and source, that nobody asks for, and whose rows alone are asked for
+        """
         self._prepared, self._first = prepared, first
         self._skipped, self._as_rows = skipped, as_rows
         self._num_ops = self._num_words = 0
@@ -56,23 +61,24 @@ class Operations:
         self._named: dict[int, tuple[int, Any]] = {}
         self.sums: list[tuple[int, int, Sum]] = []
         self.looked_up: list[tuple[int, Sum]] = []
-        script: list[tuple[int, int, int]] = []
+        forms = [p.forms[packs] for p, packs in zip(prepared, packed)]
+        script = [(c, *span) for busy, _ in rounds for c in busy for span in self._added(c, forms[c].packs[backward])]
         critical: list[list[tuple[int, int]]] = [[] for _ in prepared]
         for number, (busy, in_order) in enumerate(rounds):
             for c in busy:
-                script += [(c, *span) for span in self._added(c, prepared[c].stages[backward][0])]
+                script += [(c, *span) for span in self._added(c, forms[c].stages[backward][0])]
             script.append((-1 - (len(rounds) - 1 - number if backward else number), 0, 0))
             for c in in_order:
-                critical[c] = self._added(c, prepared[c].stages[backward][1])
+                critical[c] = self._added(c, forms[c].stages[backward][1])
             for c in busy:
-                script += [(c, *span) for span in self._added(c, prepared[c].stages[backward][2])]
+                script += [(c, *span) for span in self._added(c, forms[c].stages[backward][2])]
         self.script = np.array(script, np.int64).reshape(-1, 3)
         self.first_spans = offsets_of(np.array([len(spans) for spans in critical], np.int64))
         self.spans = np.array([span for spans in critical for span in spans], np.int64).reshape(-1, 2)
         for name in ("_places", "_refs", "_words", "_kernels", "_first_words"):
             setattr(self, name, np.concatenate([*getattr(self, name), np.zeros(0, np.int64)]).astype(np.int64))
         self._ops = np.concatenate([*self._ops, np.zeros((0, ops.OP_WIDTH), np.int64)])
-        memory = [(c, prepared[c].memory[backward]) for c in sorted({c for busy, _ in rounds for c in busy})]
+        memory = [(c, forms[c].memory[backward]) for c in sorted({c for busy, _ in rounds for c in busy})]
         self.own, self.own_counts, self.own_row_bytes = (np.array(column, np.int64) for column in (
             [first[c] + number for c, own in memory for number in own.numbers],
             [NUM_COUNTS * c + count for c, own in memory for count in own.counts],
@@ -126,7 +132,7 @@ class Operations:
 
     def _sort_out(self) -> None:
         """Memory by where it is; none at all stays at 0, and a class's own has its block."""
-        kinds: dict[str, list[tuple[int, int, Any]]] = {"": [], "value": []}
+        kinds: dict[str, list[tuple[int, int, Any]]] = {"": [], "value": [], "packed": []}
         for number, (c, name) in self._named.items():
             kind, what = name if name is not None else ("", None)
             kinds.setdefault(kind, []).append((number, c, what))
@@ -139,7 +145,7 @@ class Operations:
                       for number, c, source in taken(kind)]
         self._zeros = [np.zeros(spec.shape, spec.dtype) for _, _, spec in kinds.get("zeros", ())]
         self.fixed_zeros = [(number, address_of(zeros)) for (number, _, _), zeros in zip(taken("zeros"), self._zeros)]
-        taken(""), taken("value")
+        taken(""), taken("value"), taken("packed")
         self.fixed = [(number, c, kind, what) for kind, named in kinds.items() for number, c, what in named]
         del self._named, self._skipped, self._as_rows, self._prepared       # (they may die)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -178,7 +178,7 @@ def _plan(cell: VertexFunction, parameters: Sequence[Any], graph: InputGraph, ar
     signature = (looks, recording, wanted_pulls, autograd.is_training())
     plan = cell._plans.get((signature, _looks(parameters)))
     if plan is None:
-        pulls = {k: Spec((1, *x.shape[1:]), np.dtype(x.dtype).name) for k, x in arrays.items()}
+        pulls = {k: Spec((1, *x.shape[1:]), _name_of(x.dtype)) for k, x in arrays.items()}
         # the states have the dtype of the parameters, else of the first floating input
         dtype = _dtype_of(parameters) or next((s.dtype for s in pulls.values() if s.is_float), "float32")
         plan = CellPlan(cell, pulls, dtype, ctx, recording, wanted_pulls)
@@ -218,8 +218,12 @@ def _parameters(cell: VertexFunction) -> list[Any]:
 
 def _dtype_of(parameters: Sequence[Any]) -> str | None:
     """That of the first floating one."""
-    dtypes = (np.dtype(p.dtype).name for p in parameters)
-    return next((dtype for dtype in dtypes if dtype.startswith("float")), None)
+    return next((dtype for dtype in (_name_of(p.dtype) for p in parameters) if dtype.startswith("float")), None)
+
+
+@cache
+def _name_of(dtype: Any) -> str:
+    return np.dtype(dtype).name
 
 
 # ---- inputs ----------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ class Interfaces:
     pushes : bool array, whether a class pushes
     pushed_at : the buffer of each pushed value
     num_own : pushed values that have a buffer of their own
+    reads : for each class (port, slot, whether it is a sum), one after the other; -1 where all children are read
     answered : for each state an int64 array with a row for each answered port: kind, slot, class
     """
 
@@ -63,6 +64,8 @@ class Interfaces:
         self.num_own = sum(state is None for state in pushed)
         own = iter(range(self.num_states, self.num_states + self.num_own))
         self.pushed_at = [next(own) if state is None else state for state in pushed]
+        self.reads = [[(port, port.slot if isinstance(port, Gather) else -1, isinstance(port, GatherSum))
+                       for port in interface.ports] for interface in classes]
         self.answered = [np.array([(*_kind_of(port), c) for c, interface in enumerate(classes)
                                    for port in interface.answered if port.state == k], np.int64).reshape(-1, 3)
                          for k in range(self.num_states)]
@@ -156,7 +159,7 @@ def lay_out_graphs(graph: InputGraph, schedule: Schedule, class_of: IntArray, in
         pushed = [Place(at, first_own[c]) if at >= interfaces.num_states else states[at]
                   for at in (interfaces.pushed_at if interface.pushed else ())]
         parts.append(ClassLayout(
-            made.frames[of_class], _reads(interface.ports, indptr, children), states + pushed,
+            made.frames[of_class], _reads(interfaces.reads[c], indptr, children), states + pushed,
             {port: Place(port.state, next(bases[port.state])) for port in interface.answered},
             RowIndex(external[mine]),
             Segments(indptr, made.bounds[of_class]) if len(children) or interface.ports else None,
@@ -169,15 +172,14 @@ def lay_out_graphs(graph: InputGraph, schedule: Schedule, class_of: IntArray, in
     return GraphLayout(layout, made.position, made.pushing, pushed_rows)
 
 
-def _reads(ports: Sequence[Port], indptr: IntArray, children: IntArray) -> dict[Any, Read]:
+def _reads(ports: Sequence[tuple[Port, int, bool]], indptr: IntArray, children: IntArray) -> dict[Any, Read]:
     """What a class reads; several states of one child stand in the same rows."""
     rows: dict[int, RowIndex] = {}
     found: dict[Any, Read] = {}
-    for port in ports:
-        slot = port.slot if isinstance(port, Gather) else -1
+    for port, slot, summed in ports:
         if slot not in rows:
             rows[slot] = RowIndex(_slot_rows(slot, indptr, children) if slot >= 0 else children)
-        found[port] = Read(port.state, rows[slot], per_edge=slot < 0, summed=isinstance(port, GatherSum))
+        found[port] = Read(port.state, rows[slot], 1, slot < 0, summed)
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,29 +18,41 @@ from ...layout import ClassLayout, Layout, offsets_of
 from ...plan import ClassPlan
 from ...program import CHILD, Spec
 from .ir import ScatterOp
-from .memory import ARENA, Block, address_of
+from .memory import ARENA, address_of
 from .prepare import Prepared, prepare, size_of
 from .stages import Sum, counts_of, own_offsets
 from .table import Operations, Round, launches_of
 
-__all__ = ["Assembly", "Blocks", "Direction", "LookedUp", "assembly_of", "is_assembled"]
+__all__ = ["Arrays", "Assembly", "Blocks", "Direction", "LookedUp", "assembly_of", "is_assembled"]
+
+
+@cache
+def _look_of(spec: Spec) -> tuple[tuple[int, ...], np.dtype, int]:
+    """The shape of a row, its dtype, and the bytes that it takes."""
+    dtype = np.dtype(spec.dtype)
+    return spec.shape, dtype, size_of(spec) * dtype.itemsize
 
 
 class Blocks:
-    """Arrays in one block of memory."""
+    """Arrays in one block of memory; `offsets` says where each begins."""
 
     def __init__(self, rows: Sequence[int], specs: Sequence[Spec]):
-        self.looks, offsets = [], [0]
+        self.looks, self.offsets, self.num_bytes = [], [], 0
         for count, spec in zip(rows, specs):
-            dtype = np.dtype(spec.dtype)
-            self.looks.append(((count, *spec.shape), dtype, offsets[-1]))
-            offsets.append(offsets[-1] + -(-count * size_of(spec) * dtype.itemsize // 64) * 64)
-        self.offsets, self.num_bytes = np.array(offsets[:-1], np.int64), offsets[-1]
+            shape, dtype, row_bytes = _look_of(spec)
+            self.looks.append(((count, *shape), dtype, self.num_bytes))
+            self.offsets.append(self.num_bytes)
+            self.num_bytes += -(-count * row_bytes // 64) * 64
 
-    def take(self) -> tuple[Block, list[Any], Any]:
-        """The block, the arrays, and the address of each."""
-        block = ARENA.take(self.num_bytes)
-        return block, [block.array(*look) for look in self.looks], self.offsets + block.address
+
+class Arrays:
+    """The arrays of Blocks in memory; each is made when somebody asks for it."""
+
+    def __init__(self, blocks: Blocks):
+        self.block, self._looks = ARENA.take(blocks.num_bytes), blocks.looks
+
+    def __getitem__(self, k: int) -> Any:
+        return self.block.array(*self._looks[k])
 
 
 class LookedUp(NamedTuple):
@@ -61,14 +74,14 @@ class Direction:
     started : how many operations the launches start
     own_offsets, own_bytes : where the classes' own memory begins in the block of the direction, and the size of that
     fixed : int64 array, (number, address) of what belongs to the layout, a row each
-    in_buffers, in_messages : int64 arrays, (number, which buffer, bytes behind its beginning), a row each
+    in_buffers, in_messages : int64 arrays, (number, bytes behind the beginning of their block), a row each
     looked_up : list of LookedUp
     """
 
     def __init__(self, assembly: Assembly, layout: Layout, backward: bool, wanted: frozenset[Any],
                  sparse: frozenset[Any]):
         self.wanted, self.sparse = wanted, sparse
-        parts, bytes_of = layout.classes, assembly.row_bytes
+        parts, row_bytes = layout.classes, assembly.row_bytes
         made = self.operations = assembly.operations(parts, backward, wanted, sparse)
         self.launches, self.started = launches_of(
             made.script, made.first_spans, made.spans, layout.order, assembly.round_of, backward, assembly.frames,
@@ -76,17 +89,18 @@ class Direction:
         self.own_offsets = own_offsets(assembly.counts, made.own_counts, made.own_row_bytes)
         self.own_bytes = int(self.own_offsets[-1])
         self.fixed = _rows([(number, _fixed(layout, parts[c], kind, what)) for number, c, kind, what in made.fixed] +
-                           made.fixed_zeros, 2)
-        reads = [(number, parts[c].reads[port].buffer, 0) for number, c, port in made.reads]
+                           made.fixed_zeros)
+        at_buffers, at_messages = assembly.buffers.offsets, assembly.messages.offsets
+        places = [(number, at_buffers[parts[c].reads[port].buffer]) for number, c, port in made.reads]
         for number, c, k in made.outputs:
             at = parts[c].writes[k]
-            reads.append((number, at.buffer, at.base * bytes_of[at.buffer]))
-        self.in_buffers = _rows(reads, 3)
-        sent = [(number, parts[c].writes[k].buffer, 0) for number, c, k in made.messages]
+            places.append((number, at_buffers[at.buffer] + at.base * row_bytes[at.buffer]))
+        self.in_buffers = _rows(places)
+        places = [(number, at_messages[parts[c].writes[k].buffer]) for number, c, k in made.messages]
         for number, c, port in made.sends:
             at = parts[c].sends[port]
-            sent.append((number, at.buffer, at.base * bytes_of[at.buffer]))
-        self.in_messages = _rows(sent, 3)
+            places.append((number, at_messages[at.buffer] + at.base * row_bytes[at.buffer]))
+        self.in_messages = _rows(places)
         self.looked_up = [_looked_up(c, parts[c], part, assembly.first[c]) for c, part in made.looked_up]
 
 
@@ -108,8 +122,8 @@ def _fixed(layout: Layout, part: ClassLayout, kind: str, what: Any) -> int:
     return address_of(part.edges.indptr if kind == "bounds" else part.edges.row)
 
 
-def _rows(rows: list[tuple[int, ...]], width: int) -> Any:
-    return np.array(rows, np.int64).reshape(-1, width)
+def _rows(pairs: list[tuple[int, int]]) -> Any:
+    return np.array(pairs, np.int64).reshape(-1, 2)
 
 
 def _looked_up(c: int, part: ClassLayout, looked: Sum, first: int) -> LookedUp:
@@ -148,7 +162,7 @@ class Assembly:
         self._rounds = _rounds(self.counts[:, 0], layout.order, self.round_of)
         self._named = any(part.names for part in parts)
         specs = layout.row_specs
-        self.row_bytes = [size_of(spec) * np.dtype(spec.dtype).itemsize for spec in specs]
+        self.row_bytes = [_look_of(spec)[2] for spec in specs]
         self.buffers = Blocks([max(n, 1) for n in layout.buffer_rows], specs)
         self.messages = Blocks([m.num_rows for m in layout.messages], specs)
         self._directions: dict[bool, Direction] = {}

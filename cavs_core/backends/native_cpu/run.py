@@ -15,15 +15,13 @@ from ...mxnet_compat import mx
 from ...plan import ClassPlan, buffer_bytes
 from ...program import CHILD, SHARED, Pull
 from ..targets import WRITTEN, Target
-from .assembly import Direction, assembly_of
+from .assembly import Arrays, Direction, assembly_of
 from .memory import ARENA, Block, address_of
 from .products import segment_sum
 from .stages import counts_of, own_offsets
 from .table import place, run_table
 
 __all__ = ["NativeRun"]
-
-_NOWHERE = np.zeros(0, np.int64)
 
 
 class NativeRun:
@@ -33,8 +31,8 @@ class NativeRun:
                  fills: Sequence[tuple[int, int, Any]] = ()):
         self.layout, self.plans, self.arrays, self.fills = layout, plans, arrays, fills
         self.launched = 0
-        self.buffers: list[Any] = []
-        self.messages: list[Any] = []
+        self.buffers: Any = ()                  # Arrays
+        self.messages: Any = ()
         self._assembly = assembly_of(layout, plans)
         self._prepared = self._assembly.prepared
         self._addresses = np.zeros(0, np.int64)     # of the memory that classes name; 0: not asked for yet
@@ -100,11 +98,11 @@ class NativeRun:
 
     # ---- forward -----------------------------------------------------------------------------
 
-    def forward(self) -> list[Any]:
+    def forward(self) -> Any:
         """Run everything; the buffers."""
         direction = self._assembly.direction(self.layout, False)
-        block, self.buffers, self._at_buffers = self._assembly.buffers.take()
-        self._kept.append(block)
+        self.buffers = Arrays(self._assembly.buffers)
+        self._kept.append(self.buffers.block)
         for buffer, row, array in self.fills:
             _fill(self.buffers[buffer], row, array)
         self._addresses = np.zeros(self._assembly.num_refs, np.int64)
@@ -143,16 +141,15 @@ class NativeRun:
         self._addresses = forward.copy()
         self._output_grads = output_grads
         self._wanted, self._targets, self._sparse = set(wanted), targets or {}, set(sparse)
+        self._begun: dict[Any, int] = {}        # gradients of shared sources that have something: where they are
         direction = self._assembly.direction(self.layout, True, self._wanted, self._sparse)
-        block, self.messages, at_messages = self._assembly.messages.take()
-        self._passing.append(block)
-        for array in self.messages:
-            array[0] = 0
+        self.messages = Arrays(self._assembly.messages)     # (nobody reads the row of zeros here)
+        self._passing.append(self.messages.block)
         for k, row, array in heads:
             _fill(self.messages[k], row, array)
         self._grads: dict[Any, Any] = {s: self._pull_buffer(s) for s in self._wanted
                                        if isinstance(s, Pull) and self._having(s)}
-        self._place(direction, self._passing, at_messages)
+        self._place(direction, self._passing, self.messages.block.address)
         self._draw(range(3, 6))
         self._execute(direction)
         self._add_values()
@@ -211,26 +208,27 @@ class NativeRun:
     def _grad_memory(self, c: int, source: Any) -> tuple[int, bool]:
         """Where the gradient of a shared source goes, and whether it is added to what is there."""
         name = self.layout.classes[c].names.get(source, source)
+        if name in self._begun:
+            return self._begun[name], True
         target = self._targets.get(name)
         if target is not None:
-            accumulate = target.add or name in self._grads
-            self._grads[name] = WRITTEN
-            return address_of_data(target.array), accumulate
-        accumulate = name in self._grads
-        if not accumulate:
+            at, self._grads[name] = address_of_data(target.array), WRITTEN
+        else:
             spec = self.plans[c].specs[self.plans[c].grads[source][0]]
             self._grads[name] = np.empty(spec.shape, spec.dtype)
-        return address_of(self._grads[name]), accumulate
+            at = address_of(self._grads[name])
+        self._begun[name] = at
+        return at, target is not None and target.add
 
     # ---- memory ------------------------------------------------------------------------------
 
-    def _place(self, direction: Direction, blocks: list[Block], at_messages: Any = _NOWHERE) -> None:
+    def _place(self, direction: Direction, blocks: list[Block], at_messages: int = 0) -> None:
         """Find the address of everything that a direction names; `blocks` takes the memory of its own."""
         known = self._addresses
         block = ARENA.take(direction.own_bytes)
         blocks.append(block)
         place(known, direction.operations.own, direction.own_offsets, block.address, direction.fixed,
-              direction.in_buffers, self._at_buffers, direction.in_messages, at_messages)
+              direction.in_buffers, self.buffers.block.address, direction.in_messages, at_messages)
         missing = known.tolist()
         for number, c, kind, source in direction.operations.asked:
             if not missing[number]:

@@ -234,17 +234,17 @@ def place(addresses, own, offsets, block, fixed, in_buffers, buffers, in_message
     addresses : int64 array, by number
     own, offsets, block : numbers, where they begin in the block of the run, and its address
     fixed : (number, address), a row each
-    in_buffers, in_messages : (number, buffer, bytes behind its beginning), a row each
-    buffers, messages : addresses of the buffers and of their messages
+    in_buffers, in_messages : (number, bytes behind the beginning of the block), a row each
+    buffers, messages : the addresses of these blocks
     """
     for i in range(len(own)):
         addresses[own[i]] = block + offsets[i]
     for i in range(len(fixed)):
         addresses[fixed[i, 0]] = fixed[i, 1]
     for i in range(len(in_buffers)):
-        addresses[in_buffers[i, 0]] = buffers[in_buffers[i, 1]] + in_buffers[i, 2]
+        addresses[in_buffers[i, 0]] = buffers + in_buffers[i, 1]
     for i in range(len(in_messages)):
-        addresses[in_messages[i, 0]] = messages[in_messages[i, 1]] + in_messages[i, 2]
+        addresses[in_messages[i, 0]] = messages + in_messages[i, 1]
 
 
 def run_table(launches: Any, made: tuple[Any, Any]) -> None:

@@ -80,6 +80,8 @@ class Classes:
         self.interfaces = Interfaces([cls.interface for cls in every])
         self.pushing = next(cls.plan.vertex for cls in every if cls.plan.vertex.pushed)     # all others push alike
         self.pushed_specs = [self.pushing.program.specs[v] for v in self.pushing.pushed]
+        # outside they have no axis of one
+        self.pushed_shapes = [s.shape[1:] if s.shape[0] == 1 else s.shape for s in self.pushed_specs]
         self.by_slot = not any(isinstance(port, GatherAll) for cls in every for port in cls.interface.ports)
         self.multiplies = np.array([cls.multiplies for cls in every])
         self.consts = self._sources(Const)

@@ -139,7 +139,8 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     stats.schedule_ms = (time.perf_counter() - start) * 1e3
     specs, plans, layout = classes.pushed_specs, classes.plans, rows.layout
     if graph.num_vertices == 0:
-        return RunOutput([_no_rows(_outer(s), s.dtype, ctx) for s in specs], graph, rows.pushing, stats, False)
+        nothing = [_no_rows(shape, spec.dtype, ctx) for shape, spec in zip(classes.pushed_shapes, specs)]
+        return RunOutput(nothing, graph, rows.pushing, stats, False)
     start = time.perf_counter()
     native, stats.fallback = runs_natively(layout, plans, ctx, backend)
     bound = _bind(classes, arrays, ctx, native)
@@ -148,7 +149,7 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     execution = make_run(native, layout, plans, ctx, bound, fills)
     inside, recording = execution.estimate(), plan.recording
     stats.estimate = lambda: inside() + rows.outside_bytes(specs, recording)
-    shapes = [(len(rows.pushing), *_outer(spec)) for spec in specs]
+    shapes = [(len(rows.pushing), *shape) for shape in classes.pushed_shapes]
     wanted = classes.wanted if recording else []
     with autograd.pause(train_mode=autograd.is_training()):
         execution.forward()
@@ -288,8 +289,3 @@ def _no_rows(shape: Sequence[int], dtype: Any, ctx: Any) -> Any:
     """An array of zero rows, which MXNet makes only with numpy's meaning of a zero in a shape."""
     with mx.util.np_shape(True):
         return mx.nd.zeros((0, *shape), dtype=dtype, ctx=ctx)
-
-
-def _outer(spec: Spec) -> tuple[int, ...]:
-    """The shape of a pushed value outside: without the axis of one."""
-    return spec.shape[1:] if spec.shape[0] == 1 else spec.shape

@@ -162,6 +162,10 @@ class ClassLayout:
     names: dict[Any, Any] = field(default_factory=dict)     # source of a shared input -> its name in the whole run
     pushed: RowIndex | None = None      # position -> row of the gradients of outputs; None: it has no such outputs
 
+    @property
+    def has_rows(self) -> bool:
+        return len(self.frames) > 1
+
     @cached_property
     def whole(self) -> Frame:
         return Frame(*self.frames[0].tolist())

@@ -45,7 +45,7 @@ def runs_natively(layout: Layout, plans: Sequence[ClassPlan], ctx: Any, backend:
         raise RunError(f"backend='native' runs on the CPU, but the arrays are on {ctx}; use backend='auto'")
     if is_assembled(layout, plans):     # it ran before: nothing is missing
         return True, ""
-    busy = [(plan, part) for plan, part in zip(plans, layout.classes) if part.whole.num_rows]
+    busy = [(plan, part) for plan, part in zip(plans, layout.classes) if part.has_rows]
     reason = next((r for r in (why_not(plan) for plan, _ in busy) if r), "")
     if reason:
         return False, f"native backend: {reason}"
@@ -57,7 +57,7 @@ def runs_natively(layout: Layout, plans: Sequence[ClassPlan], ctx: Any, backend:
 
 def have_run(plans: Sequence[ClassPlan], layout: Layout) -> bool:
     """Whether all classes that have rows ran before: MXNet has made its operators."""
-    return all("seconds" in plan.compiled for plan, part in zip(plans, layout.classes) if part.whole.num_rows)
+    return all("seconds" in plan.compiled for plan, part in zip(plans, layout.classes) if part.has_rows)
 
 
 def note_seconds(plans: Sequence[ClassPlan], seconds: float) -> None:

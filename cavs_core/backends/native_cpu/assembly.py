@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...layout import ClassLayout, Layout, offsets_of
+from ...layout import ClassLayout, Layout, Place, offsets_of
 from ...plan import ClassPlan
 from ...program import CHILD, Spec
 from .ir import ScatterOp
@@ -73,8 +73,7 @@ class Direction:
     launches : int64 array, with the numbers of operations
     started : how many operations the launches start
     own_offsets, own_bytes : where the classes' own memory begins in the block of the direction, and the size of that
-    fixed : int64 array, (number, address) of what belongs to the layout, a row each
-    in_buffers, in_messages : int64 arrays, (number, bytes behind the beginning of their block), a row each
+    places : int64 array, where all other memory is that is not asked for, see `Operations.with_addresses`
     looked_up : list of LookedUp
     """
 
@@ -88,19 +87,13 @@ class Direction:
             assembly.first_frames, assembly.bounds)
         self.own_offsets = own_offsets(assembly.counts, made.own_counts, made.own_row_bytes)
         self.own_bytes = int(self.own_offsets[-1])
-        self.fixed = _rows([(number, _fixed(layout, parts[c], kind, what)) for number, c, kind, what in made.fixed] +
-                           made.fixed_zeros)
-        at_buffers, at_messages = assembly.buffers.offsets, assembly.messages.offsets
-        places = [(number, at_buffers[parts[c].reads[port].buffer]) for number, c, port in made.reads]
-        for number, c, k in made.outputs:
-            at = parts[c].writes[k]
-            places.append((number, at_buffers[at.buffer] + at.base * row_bytes[at.buffer]))
-        self.in_buffers = _rows(places)
-        places = [(number, at_messages[parts[c].writes[k].buffer]) for number, c, k in made.messages]
-        for number, c, port in made.sends:
-            at = parts[c].sends[port]
-            places.append((number, at_messages[at.buffer] + at.base * row_bytes[at.buffer]))
-        self.in_messages = _rows(places)
+        in_buffers, in_messages = assembly.buffers.offsets, assembly.messages.offsets
+        places = [_fixed(layout, parts[c], kind, what) for c, kind, what in made.fixed] + made.zeros
+        places += [in_buffers[parts[c].reads[port].buffer] for c, port in made.reads]
+        places += [_within(in_buffers, parts[c].writes[k], row_bytes) for c, k in made.outputs]
+        places += [in_messages[parts[c].writes[k].buffer] for c, k in made.messages]
+        places += [_within(in_messages, parts[c].sends[port], row_bytes) for c, port in made.sends]
+        self.places = np.array(places, np.int64)
         self.looked_up = [_looked_up(c, parts[c], part, assembly.first[c]) for c, part in made.looked_up]
 
 
@@ -122,8 +115,8 @@ def _fixed(layout: Layout, part: ClassLayout, kind: str, what: Any) -> int:
     return address_of(part.edges.indptr if kind == "bounds" else part.edges.row)
 
 
-def _rows(pairs: list[tuple[int, int]]) -> Any:
-    return np.array(pairs, np.int64).reshape(-1, 2)
+def _within(offsets: Sequence[int], at: Place, row_bytes: Sequence[int]) -> int:
+    return offsets[at.buffer] + at.base * row_bytes[at.buffer]
 
 
 def _looked_up(c: int, part: ClassLayout, looked: Sum, first: int) -> LookedUp:
@@ -159,7 +152,7 @@ class Assembly:
         self.counts = counts_of(self.frames, self.first_frames)
         self.bounds = np.array([0 if part.edges is None else address_of(part.edges.indptr) for part in parts])
         self.round_of = np.zeros(len(parts), np.int64) if layout.round_of is None else layout.round_of
-        self._rounds = _rounds(self.counts[:, 0], layout.order, self.round_of)
+        self._rounds = _rounds(layout)
         self._named = any(part.names for part in parts)
         specs = layout.row_specs
         self.row_bytes = [_look_of(spec)[2] for spec in specs]
@@ -209,16 +202,15 @@ class Assembly:
         return frozenset(skipped), frozenset(as_rows)
 
 
-def _rounds(num_rows: Any, order: Any, round_of: Any) -> tuple[Round, ...]:
-    """Of each round the classes that have rows, and those that have launches in order."""
-    rows, launches = num_rows.tolist(), np.bincount(order[:, 0], minlength=len(num_rows)).tolist()
-    found: list[tuple[list[int], list[int]]] = [([], []) for _ in range(int(round_of.max(initial=-1)) + 1)]
-    for c, number in enumerate(round_of.tolist()):
-        if rows[c]:
-            found[number][0].append(c)
-        if launches[c]:
-            found[number][1].append(c)
-    return tuple([(tuple(busy), tuple(in_order)) for busy, in_order in found])
+def _rounds(layout: Layout) -> tuple[Round, ...]:
+    """Of each round the classes that have rows."""
+    busy = [c for c, part in enumerate(layout.classes) if part.has_rows]
+    if layout.round_of is None:
+        return (tuple(busy),)
+    found: list[list[int]] = [[] for _ in range(int(layout.round_of.max(initial=-1)) + 1)]
+    for c in busy:
+        found[layout.round_of[c]].append(c)
+    return tuple(map(tuple, found))
 
 
 _MOST = 256

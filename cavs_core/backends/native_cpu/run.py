@@ -17,9 +17,10 @@ from ...program import CHILD, SHARED, Pull
 from ..targets import WRITTEN, Target
 from .assembly import Arrays, Direction, assembly_of
 from .memory import ARENA, Block, address_of
+from .ops import ACCUMULATE, C
 from .products import segment_sum
 from .stages import counts_of, own_offsets
-from .table import place, run_table
+from .table import run_table
 
 __all__ = ["NativeRun"]
 
@@ -35,7 +36,8 @@ class NativeRun:
         self.messages: Any = ()
         self._assembly = assembly_of(layout, plans)
         self._prepared = self._assembly.prepared
-        self._addresses = np.zeros(0, np.int64)     # of the memory that classes name; 0: not asked for yet
+        self._addresses = np.zeros(0, np.int64)     # of the memory that classes name
+        self._asked: dict[int, int] = {}        # those of arrays that are not ours, by number
         self._held: list[Any] = []              # arrays whose addresses are in use
         self._kept: list[Block] = []            # memory of the results
         self._saved: list[Block] = []           # memory that backward passes read
@@ -106,9 +108,7 @@ class NativeRun:
         for buffer, row, array in self.fills:
             _fill(self.buffers[buffer], row, array)
         self._addresses = np.zeros(self._assembly.num_refs, np.int64)
-        self._place(direction, self._saved)
-        self._draw(range(0, 3))
-        self._execute(direction)
+        self._run(direction, self._saved, range(0, 3))
         return self.buffers
 
     def _draw(self, phases: range) -> None:
@@ -137,8 +137,8 @@ class NativeRun:
             if isinstance(array, mx.nd.NDArray):
                 array.wait_to_read()
         _give_back(self._passing)
-        forward, held = self._addresses, len(self._held)
-        self._addresses = forward.copy()
+        forward, asked, held = self._addresses, self._asked, len(self._held)
+        self._addresses, self._asked = forward.copy(), asked.copy()
         self._output_grads = output_grads
         self._wanted, self._targets, self._sparse = set(wanted), targets or {}, set(sparse)
         self._begun: dict[Any, int] = {}        # gradients of shared sources that have something: where they are
@@ -149,11 +149,9 @@ class NativeRun:
             _fill(self.messages[k], row, array)
         self._grads: dict[Any, Any] = {s: self._pull_buffer(s) for s in self._wanted
                                        if isinstance(s, Pull) and self._having(s)}
-        self._place(direction, self._passing, self.messages.block.address)
-        self._draw(range(3, 6))
-        self._execute(direction)
+        self._run(direction, self._passing, range(3, 6), self.messages.block.address)
         self._add_values()
-        self._addresses = forward
+        self._addresses, self._asked = forward, asked
         del self._held[held:]
         return self._grads
 
@@ -188,17 +186,24 @@ class NativeRun:
 
     # ---- tables ------------------------------------------------------------------------------
 
-    def _execute(self, direction: Direction) -> None:
-        targets = []
-        for number, c, part in direction.operations.sums:
+    def _run(self, direction: Direction, blocks: list[Block], phases: range, at_messages: int = 0) -> None:
+        """Run a direction; `blocks` takes the memory of its own."""
+        made, block = direction.operations, ARENA.take(direction.own_bytes)
+        blocks.append(block)
+        at = (self.buffers.block.address, at_messages, block.address)
+        asked = [self._asked_address(*memory) for memory in made.asked]
+        table, words = made.with_addresses(self._addresses, direction.places, direction.own_offsets, asked, at)
+        self._draw(phases)
+        for number, c, part in made.sums:
             if part.own:
-                target, accumulate = int(self._addresses[self._assembly.first[c] + part.own]), False
+                target, accumulate = int(table[number, C]), False
             else:
                 target, accumulate = self._grad_memory(c, part.source)
-                targets.append((number, target, accumulate))
+                table[number, C], table[number, ACCUMULATE] = target, accumulate
             if part.adds_into_zeros and not accumulate:
                 array_at(target, (part.op.size * part.op.width,), part.op.dtype)[:] = 0
-        run_table(direction.launches, direction.operations.with_addresses(self._addresses, targets))
+        run_table(direction.launches, table)
+        del words                               # (what the table has the addresses of)
         self.launched += direction.started
         for name, op, rows, refs in direction.looked_up:
             index, values = self._addresses[refs].tolist()
@@ -222,18 +227,6 @@ class NativeRun:
 
     # ---- memory ------------------------------------------------------------------------------
 
-    def _place(self, direction: Direction, blocks: list[Block], at_messages: int = 0) -> None:
-        """Find the address of everything that a direction names; `blocks` takes the memory of its own."""
-        known = self._addresses
-        block = ARENA.take(direction.own_bytes)
-        blocks.append(block)
-        place(known, direction.operations.own, direction.own_offsets, block.address, direction.fixed,
-              direction.in_buffers, self.buffers.block.address, direction.in_messages, at_messages)
-        missing = known.tolist()
-        for number, c, kind, source in direction.operations.asked:
-            if not missing[number]:
-                known[number] = self._asked_address(c, kind, source)
-
     def _view(self, c: int, v: int) -> Any:
         """The memory of a value of a class, as an array."""
         part, spec = self.layout.classes[c].whole, self.plans[c].specs[v]
@@ -242,19 +235,23 @@ class NativeRun:
         address = int(self._addresses[self._assembly.first[c] + number])
         return array_at(address, (rows, *spec.shape), spec.dtype)
 
-    def _asked_address(self, c: int, kind: str, source: Any) -> int:
+    def _asked_address(self, number: int, c: int, kind: str, source: Any) -> int:
         """Where an array of this run is; the gradients of pulled inputs have a row for every vertex."""
-        if kind == "shared":
-            return self._hold(self.arrays[self.layout.classes[c].names.get(source, source)])
-        if kind == "external":
-            return self._hold(self.arrays[source])
-        if kind == "output_grad":
-            return self._hold(self._output_grads[source.index])
-        grad = self._grads.get(source)
-        if grad is None:                        # nobody asked for it
-            grad = self._pull_buffer(source)
-        first = sum(p.whole.num_rows for p in self.layout.classes[:c])
-        return self._hold(grad) + first * grad.strides[0]
+        if number not in self._asked:
+            if kind == "shared":
+                at = self._hold(self.arrays[self.layout.classes[c].names.get(source, source)])
+            elif kind == "external":
+                at = self._hold(self.arrays[source])
+            elif kind == "output_grad":
+                at = self._hold(self._output_grads[source.index])
+            else:
+                grad = self._grads.get(source)
+                if grad is None:                # nobody asked for it
+                    grad = self._pull_buffer(source)
+                first = sum(p.whole.num_rows for p in self.layout.classes[:c])
+                at = self._hold(grad) + first * grad.strides[0]
+            self._asked[number] = at
+        return self._asked[number]
 
     def _hold(self, array: Any) -> int:
         """The address of an array, which is kept alive."""

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 import gluon_dynbatch as gdb
-from cavs_core.backends.native_cpu import assembly
+from cavs_core.backends.native_cpu import assembly, ops
+from cavs_core.backends.native_cpu.stages import counts_of, own_offsets
+from cavs_core.backends.native_cpu.table import launches_of
+from cavs_core.layout import frames_of, offsets_of
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 nd = mx.nd
@@ -124,3 +127,43 @@ def test_few_operations_are_remembered(monkeypatch):
     for _ in range(3):
         step(make_cell(), A)
         assert len(assembly._operations) <= 2
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_launches_run_round_after_round(seed, backward):
+    """Against the plain loop; order and rounds of classes are mixed, and classes have none, one or several stages."""
+    rng = np.random.RandomState(seed)
+    num_classes = int(rng.randint(1, 5))
+    round_of = rng.randint(0, 3, num_classes)
+    frames = [frames_of(np.arange(0, 2 * n + 1, 2), np.arange(2 * n + 1) * 3) for n in rng.randint(0, 4, num_classes)]
+    pairs = [(c, k) for c, f in enumerate(frames) for k in range(len(f) - 1)]
+    order = np.array(rng.permutation(pairs), np.int64).reshape(-1, 2)
+    stages = [[(10 * c + i, 10 * c + i + 1 + i % 2) for i in range(rng.randint(0, 3))] for c in range(num_classes)]
+    script, want = [], []
+    bounds = 1000 * np.arange(num_classes)
+
+    def launch(c, span, frame):
+        want.append(ops.launch(*span, *frame.tolist(), int(bounds[c])))
+
+    for r in range(3)[::-1] if backward else range(3):
+        for c in np.flatnonzero(round_of == r).tolist():
+            script.append((c, 100 + c, 102 + c))
+            launch(c, (100 + c, 102 + c), frames[c][0])
+        script.append((-1 - r, 0, 0))
+        for c, k in order[::-1].tolist() if backward else order.tolist():
+            for span in stages[c] if round_of[c] == r else ():
+                launch(c, span, frames[c][1 + k])
+    made, started = launches_of(
+        np.array(script), offsets_of(np.array([len(s) for s in stages])),
+        np.array([span for spans in stages for span in spans], np.int64).reshape(-1, 2), order, round_of, backward,
+        np.concatenate(frames), offsets_of(np.array([len(f) for f in frames])), bounds)
+    assert made.tolist() == want and started == sum(end - begin for begin, end, *_ in want)
+    assert made.flags.c_contiguous
+
+
+def test_memory_of_values_by_what_has_rows():
+    frames = [frames_of(np.array([0, 3, 5]), np.array([0, 2, 2, 3, 9, 10])), frames_of(np.array([0]))]
+    counts = counts_of(np.concatenate(frames), np.array([0, 3, 4]))
+    assert counts.tolist() == [[5, 10, 1, 3, 7], [0, 0, 0, 0, 0]]
+    assert own_offsets(counts, np.array([0, 4, 2, 9]), np.array([16, 4, 64, 8])).tolist() == [0, 128, 192, 256, 256]

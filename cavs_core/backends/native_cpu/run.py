@@ -37,7 +37,7 @@ class NativeRun:
         self._assembly = assembly_of(layout, plans)
         self._prepared = self._assembly.prepared
         self._addresses = np.zeros(0, np.int64)     # of the memory that classes name
-        self._asked: dict[int, int] = {}        # those of arrays that are not ours, by number
+        self._asked: dict[Any, int] = {}        # those of arrays that are not ours, by name
         self._held: list[Any] = []              # arrays whose addresses are in use
         self._kept: list[Block] = []            # memory of the results
         self._saved: list[Block] = []           # memory that backward passes read
@@ -235,23 +235,20 @@ class NativeRun:
         address = int(self._addresses[self._assembly.first[c] + number])
         return array_at(address, (rows, *spec.shape), spec.dtype)
 
-    def _asked_address(self, number: int, c: int, kind: str, source: Any) -> int:
-        """Where an array of this run is; the gradients of pulled inputs have a row for every vertex."""
-        if number not in self._asked:
-            if kind == "shared":
-                at = self._hold(self.arrays[self.layout.classes[c].names.get(source, source)])
-            elif kind == "external":
-                at = self._hold(self.arrays[source])
-            elif kind == "output_grad":
-                at = self._hold(self._output_grads[source.index])
-            else:
-                grad = self._grads.get(source)
-                if grad is None:                # nobody asked for it
-                    grad = self._pull_buffer(source)
-                first = sum(p.whole.num_rows for p in self.layout.classes[:c])
-                at = self._hold(grad) + first * grad.strides[0]
-            self._asked[number] = at
-        return self._asked[number]
+    def _asked_address(self, c: int, kind: str, source: Any) -> int:
+        """Where an array of this run is; classes may name the same one."""
+        if kind == "pull_grad":                 # it has a row for every vertex, class after class
+            grad = self._grads.get(source)
+            if grad is None:                    # nobody asked for it
+                grad = self._pull_buffer(source)
+            first = sum(p.whole.num_rows for p in self.layout.classes[:c])
+            return self._hold(grad) + first * grad.strides[0]
+        name = self.layout.classes[c].names.get(source, source)
+        at = self._asked.get(name)
+        if at is None:
+            array = self._output_grads[source.index] if kind == "output_grad" else self.arrays[name]
+            at = self._asked[name] = self._hold(array)
+        return at
 
     def _hold(self, array: Any) -> int:
         """The address of an array, which is kept alive."""

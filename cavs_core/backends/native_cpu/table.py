@@ -40,7 +40,7 @@ class Operations:
     zeros : addresses of zeros
     fixed : (class, kind, what) of memory that belongs to the layout
     reads, outputs, messages, sends : (class, what) of memory in buffers, and in their messages
-    asked : (number, class, kind, source) of memory that each run is given
+    asked : (class, kind, source) of memory that each run is given
     sums : number of the operation, class, and Sum, where the target is a gradient or must be zero first
     looked_up : class and Sum, where the rows of a gradient are given as they are
     """
@@ -135,9 +135,10 @@ class Operations:
             kind, what = name if name is not None else ("value", None)
             kinds.setdefault(kind, []).append((number, c, what))
         kinds.pop("value", None)
-        self.asked = [(number, c, kind, source) for kind in ("shared", "external", "output_grad", "pull_grad")
-                      for number, c, source in kinds.pop(kind, ())]
-        self._asked_numbers = np.array([number for number, *_ in self.asked], np.int64)
+        asked = [(number, (c, kind, source)) for kind in ("shared", "external", "output_grad", "pull_grad")
+                 for number, c, source in kinds.pop(kind, ())]
+        self.asked = [memory for _, memory in asked]
+        self._asked_numbers = np.array([number for number, _ in asked], np.int64)
         placed = [kinds.pop(kind, []) for kind in ("zeros", "buffer", "output", "messages", "send")]
         zeros, *in_blocks = placed
         self._zeros = [np.zeros(spec.shape, spec.dtype) for _, _, spec in zeros]

@@ -80,8 +80,11 @@ class Classes:
         self.interfaces = Interfaces([cls.interface for cls in every])
         self.pushing = next(cls.plan.vertex for cls in every if cls.plan.vertex.pushed)     # all others push alike
         self.pushed_specs = [self.pushing.program.specs[v] for v in self.pushing.pushed]
+        # outside they have no axis of one
+        self.pushed_shapes = [s.shape[1:] if s.shape[0] == 1 else s.shape for s in self.pushed_specs]
         self.by_slot = not any(isinstance(port, GatherAll) for cls in every for port in cls.interface.ports)
         self.multiplies = np.array([cls.multiplies for cls in every])
+        self._compared_by: dict[frozenset[str], tuple[Any, list[str], Any]] = {}
         self.consts = self._sources(Const)
         self.params = list(dict.fromkeys([*self._sources(Param), *[s for s in initial if isinstance(s, Param)]]))
         pulls = self._sources(Pull)
@@ -99,10 +102,21 @@ class Classes:
                  for v, at in zip(cls.plan.outputs, [*range(cls.interface.num_states), *self.interfaces.pushed_at])}
         return [found[at] for at in range(self.interfaces.num_states + self.interfaces.num_own)]
 
-    @cached_property
-    def pulls(self) -> list[set[str]]:
-        """The names of the inputs of each class."""
-        return [{s.name for s in cls.plan.inputs.values() if isinstance(s, Pull)} for cls in self.all]
+    def compared_by(self, integers: frozenset[str]) -> tuple[Any, list[str], Any]:
+        """What tells vertices apart, if these inputs are integers.
+
+        Returns
+        -------
+        bool array, whether vertices of a class may repeat others; the names of the inputs that they are compared by;
+        and which of these a class has: bool array, shape (classes, names)
+        """
+        if integers not in self._compared_by:
+            pulls = [{s.name for s in cls.plan.inputs.values() if isinstance(s, Pull)} for cls in self.all]
+            may_repeat = [mine <= integers and not cls.draws for mine, cls in zip(pulls, self.all)]
+            names = sorted(set().union(*(mine for mine, may in zip(pulls, may_repeat) if may)))
+            asks = np.array([[name in mine for name in names] for mine in pulls], bool).reshape(len(pulls), -1)
+            self._compared_by[integers] = np.array(may_repeat), names, asks
+        return self._compared_by[integers]
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -139,7 +139,8 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     stats.schedule_ms = (time.perf_counter() - start) * 1e3
     specs, plans, layout = classes.pushed_specs, classes.plans, rows.layout
     if graph.num_vertices == 0:
-        return RunOutput([_no_rows(_outer(s), s.dtype, ctx) for s in specs], graph, rows.pushing, stats, False)
+        nothing = [_no_rows(shape, spec.dtype, ctx) for shape, spec in zip(classes.pushed_shapes, specs)]
+        return RunOutput(nothing, graph, rows.pushing, stats, False)
     start = time.perf_counter()
     native, stats.fallback = runs_natively(layout, plans, ctx, backend)
     bound = _bind(classes, arrays, ctx, native)
@@ -148,7 +149,7 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     execution = make_run(native, layout, plans, ctx, bound, fills)
     inside, recording = execution.estimate(), plan.recording
     stats.estimate = lambda: inside() + rows.outside_bytes(specs, recording)
-    shapes = [(len(rows.pushing), *_outer(spec)) for spec in specs]
+    shapes = [(len(rows.pushing), *shape) for shape in classes.pushed_shapes]
     wanted = classes.wanted if recording else []
     with autograd.pause(train_mode=autograd.is_training()):
         execution.forward()
@@ -178,7 +179,7 @@ def _plan(cell: VertexFunction, parameters: Sequence[Any], graph: InputGraph, ar
     signature = (looks, recording, wanted_pulls, autograd.is_training())
     plan = cell._plans.get((signature, _looks(parameters)))
     if plan is None:
-        pulls = {k: Spec((1, *x.shape[1:]), np.dtype(x.dtype).name) for k, x in arrays.items()}
+        pulls = {k: Spec((1, *x.shape[1:]), _name_of(x.dtype)) for k, x in arrays.items()}
         # the states have the dtype of the parameters, else of the first floating input
         dtype = _dtype_of(parameters) or next((s.dtype for s in pulls.values() if s.is_float), "float32")
         plan = CellPlan(cell, pulls, dtype, ctx, recording, wanted_pulls)
@@ -218,8 +219,12 @@ def _parameters(cell: VertexFunction) -> list[Any]:
 
 def _dtype_of(parameters: Sequence[Any]) -> str | None:
     """That of the first floating one."""
-    dtypes = (np.dtype(p.dtype).name for p in parameters)
-    return next((dtype for dtype in dtypes if dtype.startswith("float")), None)
+    return next((dtype for dtype in (_name_of(p.dtype) for p in parameters) if dtype.startswith("float")), None)
+
+
+@cache
+def _name_of(dtype: Any) -> str:
+    return np.dtype(dtype).name
 
 
 # ---- inputs ----------------------------------------------------------------------------------
@@ -284,8 +289,3 @@ def _no_rows(shape: Sequence[int], dtype: Any, ctx: Any) -> Any:
     """An array of zero rows, which MXNet makes only with numpy's meaning of a zero in a shape."""
     with mx.util.np_shape(True):
         return mx.nd.zeros((0, *shape), dtype=dtype, ctx=ctx)
-
-
-def _outer(spec: Spec) -> tuple[int, ...]:
-    """The shape of a pushed value outside: without the axis of one."""
-    return spec.shape[1:] if spec.shape[0] == 1 else spec.shape

@@ -7,7 +7,7 @@ states follow in buffers of their own, with a row for each vertex that pushes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Union
 
 import numpy as np
@@ -52,6 +52,8 @@ class Interfaces:
     pushes : bool array, whether a class pushes
     pushed_at : the buffer of each pushed value
     num_own : pushed values that have a buffer of their own
+    reads : for each class (port, slot, whether it is a sum), one after the other; -1 where all children are read
+    slots : int64 array, (class, slot) of all that is read by number, once each, class after class
     answered : for each state an int64 array with a row for each answered port: kind, slot, class
     """
 
@@ -63,6 +65,10 @@ class Interfaces:
         self.num_own = sum(state is None for state in pushed)
         own = iter(range(self.num_states, self.num_states + self.num_own))
         self.pushed_at = [next(own) if state is None else state for state in pushed]
+        self.reads = [[(port, port.slot if isinstance(port, Gather) else -1, isinstance(port, GatherSum))
+                       for port in interface.ports] for interface in classes]
+        self.slots = np.array(list(dict.fromkeys((c, slot) for c, reads in enumerate(self.reads) for _, slot, _ in reads
+                                                 if slot >= 0)), np.int64).reshape(-1, 2)
         self.answered = [np.array([(*_kind_of(port), c) for c, interface in enumerate(classes)
                                    for port in interface.answered if port.state == k], np.int64).reshape(-1, 3)
                          for k in range(self.num_states)]
@@ -100,6 +106,7 @@ class _Numbered(NamedTuple):
     firsts : the first number of each class, and behind the last one
     indptr, children : the edges of each class's vertices, counted from 0 in each class, and the rows of their children
     first_edges : the first edge of each class, and behind the last one
+    slot_rows, first_slots : the rows that are read by number (see `Interfaces.slots`), and where each begins
     frames, first_frames : the frames of each class (see `frames_of`), and where they begin
     bounds : where launches begin and end, as numbers inside the class; as many a class as it has frames
     order : class and launch, in the order of the run
@@ -116,6 +123,8 @@ class _Numbered(NamedTuple):
     indptr: IntArray
     children: IntArray
     first_edges: IntArray
+    slot_rows: IntArray
+    first_slots: IntArray
     frames: IntArray
     first_frames: IntArray
     bounds: IntArray
@@ -141,9 +150,10 @@ def lay_out_graphs(graph: InputGraph, schedule: Schedule, class_of: IntArray, in
     sources : int64 array, the row of each vertex in the pulled inputs; None: its number
     """
     made = _Numbered(*_number(schedule.order, schedule.depth, class_of, graph.child_indptr, graph.child_index,
-                              interfaces.pushes))
-    firsts, edges, frames, first_own = (
-        array.tolist() for array in (made.firsts, made.first_edges, made.first_frames, made.first_own))
+                              interfaces.pushes, interfaces.slots))
+    firsts, edges, frames, first_own, slots = (array.tolist() for array in (
+        made.firsts, made.first_edges, made.first_frames, made.first_own, made.first_slots))
+    slot_rows = (RowIndex(made.slot_rows[begin:end]) for begin, end in zip(slots, slots[1:]))
     messages, bases = _messages(made, interfaces)
     external = made.vertices if sources is None else sources[made.vertices]
     parts = []
@@ -156,7 +166,7 @@ def lay_out_graphs(graph: InputGraph, schedule: Schedule, class_of: IntArray, in
         pushed = [Place(at, first_own[c]) if at >= interfaces.num_states else states[at]
                   for at in (interfaces.pushed_at if interface.pushed else ())]
         parts.append(ClassLayout(
-            made.frames[of_class], _reads(interface.ports, indptr, children), states + pushed,
+            made.frames[of_class], _reads(interfaces.reads[c], children, slot_rows), states + pushed,
             {port: Place(port.state, next(bases[port.state])) for port in interface.answered},
             RowIndex(external[mine]),
             Segments(indptr, made.bounds[of_class]) if len(children) or interface.ports else None,
@@ -169,15 +179,15 @@ def lay_out_graphs(graph: InputGraph, schedule: Schedule, class_of: IntArray, in
     return GraphLayout(layout, made.position, made.pushing, pushed_rows)
 
 
-def _reads(ports: Sequence[Port], indptr: IntArray, children: IntArray) -> dict[Any, Read]:
+def _reads(ports: Sequence[tuple[Port, int, bool]], children: IntArray,
+           slot_rows: Iterator[RowIndex]) -> dict[Any, Read]:
     """What a class reads; several states of one child stand in the same rows."""
     rows: dict[int, RowIndex] = {}
     found: dict[Any, Read] = {}
-    for port in ports:
-        slot = port.slot if isinstance(port, Gather) else -1
+    for port, slot, summed in ports:
         if slot not in rows:
-            rows[slot] = RowIndex(_slot_rows(slot, indptr, children) if slot >= 0 else children)
-        found[port] = Read(port.state, rows[slot], per_edge=slot < 0, summed=isinstance(port, GatherSum))
+            rows[slot] = next(slot_rows) if slot >= 0 else RowIndex(children)
+        found[port] = Read(port.state, rows[slot], 1, slot < 0, summed)
     return found
 
 
@@ -201,7 +211,7 @@ _NOTHING = plan_messages(0, [], [], 1, np.zeros(1, np.int64))
 # ---- compiled walks --------------------------------------------------------------------------------------------
 
 @njit(cache=True, nogil=True)
-def _number(run_order, depth, class_of, child_indptr, child_index, pushes):  # type: ignore[no-untyped-def]
+def _number(run_order, depth, class_of, child_indptr, child_index, pushes, slots):  # type: ignore[no-untyped-def]
     """See _Numbered."""
     n, num_classes = len(run_order), len(pushes)
     firsts, first_own = np.zeros(num_classes + 1, np.int64), np.zeros(num_classes + 1, np.int64)
@@ -233,6 +243,17 @@ def _number(run_order, depth, class_of, child_indptr, child_index, pushes):  # t
                 num_launches += 1
         first_edges[c + 1] = filled
         first_frames[c + 1] = num_launches + c + 1
+
+    first_slots = np.zeros(len(slots) + 1, np.int64)
+    for i in range(len(slots)):
+        c = slots[i, 0]
+        first_slots[i + 1] = first_slots[i] + firsts[c + 1] - firsts[c]
+    slot_rows = np.zeros(first_slots[-1], np.int64)         # the initial state where a child is missing
+    for i in range(len(slots)):
+        c, slot = slots[i]
+        for at in range(firsts[c], firsts[c + 1]):
+            if indptr[at + c] + slot < indptr[at + c + 1]:
+                slot_rows[first_slots[i] + at - firsts[c]] = children[first_edges[c] + indptr[at + c] + slot]
 
     frames, bounds = np.zeros((num_launches + num_classes, 4), np.int64), np.zeros(num_launches + num_classes, np.int64)
     rows, launch_depth = np.zeros(num_launches + 2, np.int64), np.empty(num_launches + num_classes, np.int64)
@@ -273,18 +294,8 @@ def _number(run_order, depth, class_of, child_indptr, child_index, pushes):  # t
             pushing[filled], own_rows[filled] = v, first_own[c] + at - firsts[c]
             state_rows[filled], rank[at] = at + 1, filled
             filled += 1
-    return (vertices, position, firsts, indptr, children, first_edges, frames, first_frames, bounds, order, rows,
-            pushing, own_rows, state_rows, rank, first_own)
-
-
-@njit(cache=True, nogil=True)
-def _slot_rows(slot, indptr, children):  # type: ignore[no-untyped-def]
-    """The state row of one child of every vertex; the initial state where it is missing."""
-    rows = np.zeros(len(indptr) - 1, np.int64)
-    for i in range(len(rows)):
-        if indptr[i] + slot < indptr[i + 1]:
-            rows[i] = children[indptr[i] + slot]
-    return rows
+    return (vertices, position, firsts, indptr, children, first_edges, slot_rows, first_slots, frames, first_frames,
+            bounds, order, rows, pushing, own_rows, state_rows, rank, first_own)
 
 
 @njit(cache=True, nogil=True)

@@ -92,7 +92,8 @@ def lay_out(plan: CellPlan, vertices: Vertices, graph: InputGraph, arrays: dict[
                                   scheduled.num_launches, 0)
         return vertices.rows
     pushing = np.flatnonzero(classes.interfaces.pushes[vertices.of_vertex])
-    row = np.searchsorted(laid.pushing, left.number[pushing])       # of each in what the vertices that run push
+    rank = np.cumsum(classes.interfaces.pushes[class_of]) - 1
+    row = rank[left.number[pushing]]                # of each in what the vertices that run push
     readers = plan_messages(len(laid.pushing), [row], [np.arange(len(row))], len(row), np.zeros(1, np.int64))
     return GraphRows(laid.layout, graph.num_bytes, laid.position[left.number], pushing,
                      [(buffer, rows[row]) for buffer, rows in laid.pushed], readers,
@@ -115,14 +116,11 @@ def _without_repeats(plan: CellPlan, vertices: Vertices, graph: InputGraph, arra
 
 
 def _find(vertices: Vertices, graph: InputGraph, arrays: dict[str, Any]) -> Distinct | None:
-    classes = vertices.classes
-    integers = {name for name, x in arrays.items() if isinstance(x, np.ndarray)}
-    may_repeat = np.array([mine <= integers and not cls.draws for mine, cls in zip(classes.pulls, classes.all)])
-    columns = []
-    for name in sorted(set().union(*(mine for mine, may in zip(classes.pulls, may_repeat) if may))):
-        asks = np.array([name in mine for mine in classes.pulls])[vertices.of_vertex]
-        columns.append(np.where(asks[:, None], arrays[name].reshape(graph.num_vertices, -1), 0))
-    keys = np.concatenate([*columns, np.zeros((graph.num_vertices, 0))], axis=1, dtype=np.int64, casting="unsafe")
-    if not may_repeat.any() or keys.shape[1] > _MOST_COLUMNS:
+    may_repeat, names, asks = vertices.classes.compared_by(
+        frozenset([name for name, x in arrays.items() if isinstance(x, np.ndarray)]))
+    columns = [arrays[name].reshape(graph.num_vertices, -1) for name in names]
+    if not may_repeat.any() or sum(column.shape[1] for column in columns) > _MOST_COLUMNS:
         return None
-    return find_distinct(graph, vertices.of_vertex, may_repeat, keys)
+    keys = np.concatenate([*columns, np.zeros((graph.num_vertices, 0), np.int64)], axis=1, dtype=np.int64)
+    asks = np.repeat(asks, [column.shape[1] for column in columns], axis=1)
+    return find_distinct(graph, vertices.of_vertex, may_repeat, keys, asks)

@@ -118,8 +118,7 @@ class Segments:
         return bool(self._odd[stop] == self._odd[start])
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(NamedTuple):
     """How a class reads a buffer: a row for each position or each edge, or the sum of each position's edges."""
 
     buffer: int
@@ -129,7 +128,9 @@ class Read:
     summed: bool = False
 
 
-@dataclass(frozen=True)
+# A layout is made in every run: what follows is not frozen, which would make it three times as dear.
+
+@dataclass(eq=False)
 class Messages:
     """The backward side of one buffer: which messages each row pulls."""
 
@@ -148,7 +149,7 @@ class Messages:
         return RowIndex(rows)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ClassLayout:
     """One class: its frames, what it reads, and where its outputs and messages go."""
 
@@ -161,6 +162,10 @@ class ClassLayout:
     names: dict[Any, Any] = field(default_factory=dict)     # source of a shared input -> its name in the whole run
     pushed: RowIndex | None = None      # position -> row of the gradients of outputs; None: it has no such outputs
 
+    @property
+    def has_rows(self) -> bool:
+        return len(self.frames) > 1
+
     @cached_property
     def whole(self) -> Frame:
         return Frame(*self.frames[0].tolist())
@@ -170,7 +175,7 @@ class ClassLayout:
         return [Frame(*frame) for frame in self.frames[1:].tolist()]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Layout:
     """Everything about a schedule that a run needs, as arrays."""
 

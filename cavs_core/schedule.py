@@ -111,7 +111,8 @@ def depths_of(graph: InputGraph) -> IntArray:
         raise CycleError(_cycle_text(graph, _find_cycle(graph, waiting)))
     start = 0
     for part in graph.parts:
-        part.note_depth(depth[start:start + part.num_vertices].copy())
+        whole = part.num_vertices == len(depth)
+        part.note_depth(depth if whole else depth[start:start + part.num_vertices].copy())
         start += part.num_vertices
     return graph.note_depth(depth)
 

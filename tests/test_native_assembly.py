@@ -8,6 +8,9 @@ import pytest
 
 import gluon_dynbatch as gdb
 from cavs_core.backends.native_cpu import assembly, ops
+from cavs_core.backends.native_cpu.stages import counts_of, own_offsets
+from cavs_core.backends.native_cpu.table import launches_of
+from cavs_core.layout import frames_of, offsets_of
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 nd = mx.nd
@@ -137,3 +140,44 @@ def test_weights_are_packed_where_there_are_many_rows(dtype, monkeypatch):
         step(cell, sentences)
     packs = [(made._ops[:, ops.KIND] == ops.PACK).sum() for made in kinds]
     assert packs == [0, 0, 1, 1]                # forward and backward of both, each built once
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_launches_run_round_after_round(seed, backward):
+    """Against the plain loop; order and rounds of classes are mixed, and classes have none, one or several stages."""
+    rng = np.random.RandomState(seed)
+    num_classes = int(rng.randint(1, 5))
+    round_of = np.unique(rng.randint(0, 3, num_classes), return_inverse=True)[1]       # none is empty
+    num_rounds = int(round_of.max()) + 1
+    frames = [frames_of(np.arange(0, 2 * n + 1, 2), np.arange(2 * n + 1) * 3) for n in rng.randint(0, 4, num_classes)]
+    pairs = [(c, k) for c, f in enumerate(frames) for k in range(len(f) - 1)]
+    order = np.array(rng.permutation(pairs), np.int64).reshape(-1, 2)
+    stages = [[(10 * c + i, 10 * c + i + 1 + i % 2) for i in range(rng.randint(0, 3))] for c in range(num_classes)]
+    script, want = [], []
+    bounds = 1000 * np.arange(num_classes)
+
+    def launch(c, span, frame):
+        want.append(ops.launch(*span, *frame.tolist(), int(bounds[c])))
+
+    for r in range(num_rounds)[::-1] if backward else range(num_rounds):
+        for c in np.flatnonzero(round_of == r).tolist():
+            script.append((c, 100 + c, 102 + c))
+            launch(c, (100 + c, 102 + c), frames[c][0])
+        script.append((-1 - r, 0, 0))
+        for c, k in order[::-1].tolist() if backward else order.tolist():
+            for span in stages[c] if round_of[c] == r else ():
+                launch(c, span, frames[c][1 + k])
+    made, started = launches_of(
+        np.array(script), offsets_of(np.array([len(s) for s in stages])),
+        np.array([span for spans in stages for span in spans], np.int64).reshape(-1, 2), order, round_of, backward,
+        np.concatenate(frames), offsets_of(np.array([len(f) for f in frames])), bounds)
+    assert made.tolist() == want and started == sum(end - begin for begin, end, *_ in want)
+    assert made.flags.c_contiguous
+
+
+def test_memory_of_values_by_what_has_rows():
+    frames = [frames_of(np.array([0, 3, 5]), np.array([0, 2, 2, 3, 9, 10])), frames_of(np.array([0]))]
+    counts = counts_of(np.concatenate(frames), np.array([0, 3, 4]))
+    assert counts.tolist() == [[5, 10, 1, 3, 7], [0, 0, 0, 0, 0]]
+    assert own_offsets(counts, np.array([0, 4, 2, 9]), np.array([16, 4, 64, 8])).tolist() == [0, 128, 192, 256, 256]

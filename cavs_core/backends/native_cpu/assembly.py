@@ -9,38 +9,51 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...layout import ClassLayout, Layout, offsets_of
+from ...layout import ClassLayout, Layout, Place, offsets_of
 from ...plan import ClassPlan
 from ...program import CHILD, Spec
 from .ir import ScatterOp
-from .memory import ARENA, Block, address_of
+from .memory import ARENA, address_of
 from .packing import packs_weights
 from .prepare import Prepared, prepare, size_of
 from .stages import Sum, counts_of, own_offsets
 from .table import Operations, Round, launches_of
 
-__all__ = ["Assembly", "Blocks", "Direction", "LookedUp", "assembly_of", "is_assembled"]
+__all__ = ["Arrays", "Assembly", "Blocks", "Direction", "LookedUp", "assembly_of", "is_assembled"]
+
+
+@cache
+def _look_of(spec: Spec) -> tuple[tuple[int, ...], np.dtype, int]:
+    """The shape of a row, its dtype, and the bytes that it takes."""
+    dtype = np.dtype(spec.dtype)
+    return spec.shape, dtype, size_of(spec) * dtype.itemsize
 
 
 class Blocks:
-    """Arrays in one block of memory."""
+    """Arrays in one block of memory; `offsets` says where each begins."""
 
     def __init__(self, rows: Sequence[int], specs: Sequence[Spec]):
-        self.looks, offsets = [], [0]
+        self.looks, self.offsets, self.num_bytes = [], [], 0
         for count, spec in zip(rows, specs):
-            dtype = np.dtype(spec.dtype)
-            self.looks.append(((count, *spec.shape), dtype, offsets[-1]))
-            offsets.append(offsets[-1] + -(-count * size_of(spec) * dtype.itemsize // 64) * 64)
-        self.offsets, self.num_bytes = np.array(offsets[:-1], np.int64), offsets[-1]
+            shape, dtype, row_bytes = _look_of(spec)
+            self.looks.append(((count, *shape), dtype, self.num_bytes))
+            self.offsets.append(self.num_bytes)
+            self.num_bytes += -(-count * row_bytes // 64) * 64
 
-    def take(self) -> tuple[Block, list[Any], Any]:
-        """The block, the arrays, and the address of each."""
-        block = ARENA.take(self.num_bytes)
-        return block, [block.array(*look) for look in self.looks], self.offsets + block.address
+
+class Arrays:
+    """The arrays of Blocks in memory; each is made when somebody asks for it."""
+
+    def __init__(self, blocks: Blocks):
+        self.block, self._looks = ARENA.take(blocks.num_bytes), blocks.looks
+
+    def __getitem__(self, k: int) -> Any:
+        return self.block.array(*self._looks[k])
 
 
 class LookedUp(NamedTuple):
@@ -61,33 +74,27 @@ class Direction:
     launches : int64 array, with the numbers of operations
     started : how many operations the launches start
     own_offsets, own_bytes : where the classes' own memory begins in the block of the direction, and the size of that
-    fixed : int64 array, (number, address) of what belongs to the layout, a row each
-    in_buffers, in_messages : int64 arrays, (number, which buffer, bytes behind its beginning), a row each
+    places : int64 array, where all other memory is that is not asked for, see `Operations.with_addresses`
     looked_up : list of LookedUp
     """
 
     def __init__(self, assembly: Assembly, layout: Layout, backward: bool, wanted: frozenset[Any],
                  sparse: frozenset[Any]):
         self.wanted, self.sparse = wanted, sparse
-        parts, bytes_of = layout.classes, assembly.row_bytes
+        parts, row_bytes = layout.classes, assembly.row_bytes
         made = self.operations = assembly.operations(parts, backward, wanted, sparse)
         self.launches, self.started = launches_of(
             made.script, made.first_spans, made.spans, layout.order, assembly.round_of, backward, assembly.frames,
             assembly.first_frames, assembly.bounds)
         self.own_offsets = own_offsets(assembly.counts, made.own_counts, made.own_row_bytes)
         self.own_bytes = int(self.own_offsets[-1])
-        self.fixed = _rows([(number, _fixed(layout, parts[c], kind, what)) for number, c, kind, what in made.fixed] +
-                           made.fixed_zeros, 2)
-        reads = [(number, parts[c].reads[port].buffer, 0) for number, c, port in made.reads]
-        for number, c, k in made.outputs:
-            at = parts[c].writes[k]
-            reads.append((number, at.buffer, at.base * bytes_of[at.buffer]))
-        self.in_buffers = _rows(reads, 3)
-        sent = [(number, parts[c].writes[k].buffer, 0) for number, c, k in made.messages]
-        for number, c, port in made.sends:
-            at = parts[c].sends[port]
-            sent.append((number, at.buffer, at.base * bytes_of[at.buffer]))
-        self.in_messages = _rows(sent, 3)
+        in_buffers, in_messages = assembly.buffers.offsets, assembly.messages.offsets
+        places = [_fixed(layout, parts[c], kind, what) for c, kind, what in made.fixed] + made.zeros
+        places += [in_buffers[parts[c].reads[port].buffer] for c, port in made.reads]
+        places += [_within(in_buffers, parts[c].writes[k], row_bytes) for c, k in made.outputs]
+        places += [in_messages[parts[c].writes[k].buffer] for c, k in made.messages]
+        places += [_within(in_messages, parts[c].sends[port], row_bytes) for c, port in made.sends]
+        self.places = np.array(places, np.int64)
         self.looked_up = [_looked_up(c, parts[c], part, assembly.first[c]) for c, part in made.looked_up]
 
 
@@ -109,8 +116,8 @@ def _fixed(layout: Layout, part: ClassLayout, kind: str, what: Any) -> int:
     return address_of(part.edges.indptr if kind == "bounds" else part.edges.row)
 
 
-def _rows(rows: list[tuple[int, ...]], width: int) -> Any:
-    return np.array(rows, np.int64).reshape(-1, width)
+def _within(offsets: Sequence[int], at: Place, row_bytes: Sequence[int]) -> int:
+    return offsets[at.buffer] + at.base * row_bytes[at.buffer]
 
 
 def _looked_up(c: int, part: ClassLayout, looked: Sum, first: int) -> LookedUp:
@@ -147,10 +154,10 @@ class Assembly:
         self._packed = tuple([packs_weights(rows, edges) for rows, edges in self.counts[:, :2].tolist()])
         self.bounds = np.array([0 if part.edges is None else address_of(part.edges.indptr) for part in parts])
         self.round_of = np.zeros(len(parts), np.int64) if layout.round_of is None else layout.round_of
-        self._rounds = _rounds(self.counts[:, 0], layout.order, self.round_of)
+        self._rounds = _rounds(layout)
         self._named = any(part.names for part in parts)
         specs = layout.row_specs
-        self.row_bytes = [size_of(spec) * np.dtype(spec.dtype).itemsize for spec in specs]
+        self.row_bytes = [_look_of(spec)[2] for spec in specs]
         self.buffers = Blocks([max(n, 1) for n in layout.buffer_rows], specs)
         self.messages = Blocks([m.num_rows for m in layout.messages], specs)
         self._directions: dict[bool, Direction] = {}
@@ -198,16 +205,15 @@ class Assembly:
         return frozenset(skipped), frozenset(as_rows)
 
 
-def _rounds(num_rows: Any, order: Any, round_of: Any) -> tuple[Round, ...]:
-    """Of each round the classes that have rows, and those that have launches in order."""
-    rows, launches = num_rows.tolist(), np.bincount(order[:, 0], minlength=len(num_rows)).tolist()
-    found: list[tuple[list[int], list[int]]] = [([], []) for _ in range(int(round_of.max(initial=-1)) + 1)]
-    for c, number in enumerate(round_of.tolist()):
-        if rows[c]:
-            found[number][0].append(c)
-        if launches[c]:
-            found[number][1].append(c)
-    return tuple([(tuple(busy), tuple(in_order)) for busy, in_order in found])
+def _rounds(layout: Layout) -> tuple[Round, ...]:
+    """Of each round the classes that have rows."""
+    busy = [c for c, part in enumerate(layout.classes) if part.has_rows]
+    if layout.round_of is None:
+        return (tuple(busy),)
+    found: list[list[int]] = [[] for _ in range(int(layout.round_of.max(initial=-1)) + 1)]
+    for c in busy:
+        found[layout.round_of[c]].append(c)
+    return tuple(map(tuple, found))
 
 
 _MOST = 256

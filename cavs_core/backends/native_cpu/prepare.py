@@ -93,7 +93,7 @@ _NOT_IN_KERNELS = ("spread", "child_sum", "child_max", "stack_rows", "sum_rows",
 def are_ready(plans: Iterable[ClassPlan], layout: Layout) -> bool:
     """Whether all classes that have rows are compiled: a run does nothing but run."""
     return all("native" in plan.compiled and plan.compiled["native"].ready
-               for plan, part in zip(plans, layout.classes) if part.whole.num_rows)
+               for plan, part in zip(plans, layout.classes) if part.has_rows)
 
 
 def kernel_sources(plan: ClassPlan) -> list[str]:
@@ -110,7 +110,7 @@ def seconds_to_compile(plan: ClassPlan, part: ClassLayout) -> float:
 
 def prepare(plans: Sequence[ClassPlan], layout: Layout) -> list[Prepared]:
     """Lower and compile the classes that are not ready yet; one without rows has nothing to run."""
-    found = [_lowered(plan, part) if part.whole.num_rows else _IDLE for plan, part in zip(plans, layout.classes)]
+    found = [_lowered(plan, part) if part.has_rows else _IDLE for plan, part in zip(plans, layout.classes)]
     new = [prepared for prepared in dict.fromkeys(found) if not prepared.ready]
     kernels = [op for prepared in new for op in prepared.kernel_ops]
     addresses = kernel_cache.compile_kernels([source for prepared in new for source in prepared.sources])

@@ -18,10 +18,12 @@ from .prepare import Prepared
 from .stages import NUM_COUNTS, Stage, Sum
 from .workers import WORKERS
 
-__all__ = ["Operations", "Round", "launches_of", "place", "run_table"]
+__all__ = ["Operations", "Round", "launches_of", "run_table"]
 
-#: the classes of a round that have rows, and those that have launches in order
-Round = tuple[tuple[int, ...], tuple[int, ...]]
+#: the classes of a round that have rows
+Round = tuple[int, ...]
+#: where a memory's place is counted from
+_NOTHING, _BUFFERS, _MESSAGES = range(3)
 
 
 class Operations:
@@ -35,8 +37,10 @@ class Operations:
         are spans[first_spans[c]:first_spans[c + 1]]
     own : numbers of the memory that classes have for themselves
     own_counts, own_row_bytes : of that memory, see OwnMemory; counts are numbered through
-    fixed_zeros : (number, address) of zeros
-    outputs, reads, messages, sends, fixed, asked : (number, class, what) of all other memory, by where it is
+    zeros : addresses of zeros
+    fixed : (class, kind, what) of memory that belongs to the layout
+    reads, outputs, messages, sends : (class, what) of memory in buffers, and in their messages
+    asked : (class, kind, source) of memory that each run is given
     sums : number of the operation, class, and Sum, where the target is a gradient or must be zero first
     looked_up : class and Sum, where the rows of a gradient are given as they are
     """
@@ -62,13 +66,13 @@ class Operations:
         self.sums: list[tuple[int, int, Sum]] = []
         self.looked_up: list[tuple[int, Sum]] = []
         forms = [p.forms[packs] for p, packs in zip(prepared, packed)]
-        script = [(c, *span) for busy, _ in rounds for c in busy for span in self._added(c, forms[c].packs[backward])]
+        script = [(c, *span) for busy in rounds for c in busy for span in self._added(c, forms[c].packs[backward])]
         critical: list[list[tuple[int, int]]] = [[] for _ in prepared]
-        for number, (busy, in_order) in enumerate(rounds):
+        for number, busy in enumerate(rounds):
             for c in busy:
                 script += [(c, *span) for span in self._added(c, forms[c].stages[backward][0])]
             script.append((-1 - (len(rounds) - 1 - number if backward else number), 0, 0))
-            for c in in_order:
+            for c in busy:
                 critical[c] = self._added(c, forms[c].stages[backward][1])
             for c in busy:
                 script += [(c, *span) for span in self._added(c, forms[c].stages[backward][2])]
@@ -78,7 +82,7 @@ class Operations:
         for name in ("_places", "_refs", "_words", "_kernels", "_first_words"):
             setattr(self, name, np.concatenate([*getattr(self, name), np.zeros(0, np.int64)]).astype(np.int64))
         self._ops = np.concatenate([*self._ops, np.zeros((0, ops.OP_WIDTH), np.int64)])
-        memory = [(c, forms[c].memory[backward]) for c in sorted({c for busy, _ in rounds for c in busy})]
+        memory = [(c, forms[c].memory[backward]) for c in sorted(c for busy in rounds for c in busy)]
         self.own, self.own_counts, self.own_row_bytes = (np.array(column, np.int64) for column in (
             [first[c] + number for c, own in memory for number in own.numbers],
             [NUM_COUNTS * c + count for c, own in memory for count in own.counts],
@@ -132,45 +136,63 @@ class Operations:
 
     def _sort_out(self) -> None:
         """Memory by where it is; none at all stays at 0, and a class's own has its block."""
-        kinds: dict[str, list[tuple[int, int, Any]]] = {"": [], "value": [], "packed": []}
+        kinds: dict[str, list[tuple[int, int, Any]]] = {}
         for number, (c, name) in self._named.items():
-            kind, what = name if name is not None else ("", None)
+            kind, what = name if name is not None else ("value", None)
             kinds.setdefault(kind, []).append((number, c, what))
-
-        def taken(kind: str) -> list[tuple[int, int, Any]]:
-            return kinds.pop(kind, [])
-
-        self.outputs, self.reads, self.messages, self.sends = map(taken, ("output", "buffer", "messages", "send"))
-        self.asked = [(number, c, kind, source) for kind in ("shared", "external", "output_grad", "pull_grad")
-                      for number, c, source in taken(kind)]
-        self._zeros = [np.zeros(spec.shape, spec.dtype) for _, _, spec in kinds.get("zeros", ())]
-        self.fixed_zeros = [(number, address_of(zeros)) for (number, _, _), zeros in zip(taken("zeros"), self._zeros)]
-        taken(""), taken("value"), taken("packed")
-        self.fixed = [(number, c, kind, what) for kind, named in kinds.items() for number, c, what in named]
+        for own in ("value", "packed"):
+            kinds.pop(own, None)
+        asked = [(number, (c, kind, source)) for kind in ("shared", "external", "output_grad", "pull_grad")
+                 for number, c, source in kinds.pop(kind, ())]
+        self.asked = [memory for _, memory in asked]
+        self._asked_numbers = np.array([number for number, _ in asked], np.int64)
+        placed = [kinds.pop(kind, []) for kind in ("zeros", "buffer", "output", "messages", "send")]
+        zeros, *in_blocks = placed
+        self._zeros = [np.zeros(spec.shape, spec.dtype) for _, _, spec in zeros]
+        self.zeros = [address_of(memory) for memory in self._zeros]
+        self.fixed = [(c, kind, what) for kind, named in kinds.items() for _, c, what in named]
+        self.reads, self.outputs, self.messages, self.sends = (
+            [(c, what) for _, c, what in named] for named in in_blocks)
+        numbers = [number for named in (*kinds.values(), *placed) for number, _, _ in named]
+        bases = [_NOTHING] * len(self.fixed + self.zeros) + [_BUFFERS] * len(self.reads + self.outputs)
+        self._numbers = np.array(numbers, np.int64)
+        self._bases = np.array(bases + [_MESSAGES] * (len(numbers) - len(bases)), np.int64)
         del self._named, self._skipped, self._as_rows, self._prepared       # (they may die)
 
-    def with_addresses(self, addresses: Any, targets: Iterable[tuple[int, int, bool]]) -> tuple[Any, Any]:
+    def with_addresses(self, addresses: Any, places: Any, own_offsets: Any, asked: Sequence[int],
+                       blocks: tuple[int, int, int]) -> tuple[Any, Any]:
         """The rows of the op table, and the kernels' own tables, which must live as long.
 
         Parameters
         ----------
-        addresses : int64 array, of the memory
-        targets : number of a sum, where it goes, and whether it is added to what is there
+        addresses : int64 array, takes the addresses of all memory
+        places : int64 array: of fixed memory and zeros the addresses; of reads, outputs, messages and sends how far
+            behind the beginning of their block they are
+        own_offsets : int64 array, the same for the classes' own memory
+        asked : addresses
+        blocks : the addresses of the blocks of buffers, of messages and of own memory
         """
         words = np.empty(len(self._words), np.int64)
         made = _with_addresses(self._ops, self._places, self._refs, self._words, self._kernels, self._first_words,
-                               addresses, words, address_of(words))
-        for number, address, accumulate in targets:
-            made[number, ops.C], made[number, ops.ACCUMULATE] = address, accumulate
+                               self._numbers, self._bases, places, self.own, own_offsets, self._asked_numbers,
+                               np.array(asked, np.int64), *blocks, addresses, words, address_of(words))
         return made, words
 
 
 @njit(cache=True, nogil=True)
-def _with_addresses(table, places, refs, words, kernels, first_words, addresses, made_words, at_words):
+def _with_addresses(table, op_places, refs, words, kernels, first_words, numbers, bases, places, own, own_offsets,
+                    asked_numbers, asked, buffers, messages, own_block, addresses, made_words, at_words):
+    for i in range(len(numbers)):
+        base = buffers if bases[i] == _BUFFERS else messages if bases[i] == _MESSAGES else 0
+        addresses[numbers[i]] = base + places[i]
+    for i in range(len(own)):
+        addresses[own[i]] = own_block + own_offsets[i]
+    for i in range(len(asked_numbers)):
+        addresses[asked_numbers[i]] = asked[i]
     made = table.copy()
     flat = made.reshape(-1)
-    for i in range(len(places)):
-        flat[places[i]] = addresses[refs[i]]
+    for i in range(len(op_places)):
+        flat[op_places[i]] = addresses[refs[i]]
     for i in range(len(words)):
         made_words[i] = addresses[words[i]]
     for i in range(len(kernels)):
@@ -231,29 +253,7 @@ def launches_of(script, first_spans, spans, order, round_of, backward, frames, f
     return made[:filled], started
 
 
-@njit(cache=True, nogil=True)
-def place(addresses, own, offsets, block, fixed, in_buffers, buffers, in_messages, messages):
-    """Write the addresses of memory that has its place.
-
-    Parameters
-    ----------
-    addresses : int64 array, by number
-    own, offsets, block : numbers, where they begin in the block of the run, and its address
-    fixed : (number, address), a row each
-    in_buffers, in_messages : (number, buffer, bytes behind its beginning), a row each
-    buffers, messages : addresses of the buffers and of their messages
-    """
-    for i in range(len(own)):
-        addresses[own[i]] = block + offsets[i]
-    for i in range(len(fixed)):
-        addresses[fixed[i, 0]] = fixed[i, 1]
-    for i in range(len(in_buffers)):
-        addresses[in_buffers[i, 0]] = buffers[in_buffers[i, 1]] + in_buffers[i, 2]
-    for i in range(len(in_messages)):
-        addresses[in_messages[i, 0]] = messages[in_messages[i, 1]] + in_messages[i, 2]
-
-
-def run_table(launches: Any, made: tuple[Any, Any]) -> None:
+def run_table(launches: Any, table: Any) -> None:
     """Hand launches and operations with their addresses to the workers."""
     if len(launches):
-        WORKERS.execute(launches, made[0])
+        WORKERS.execute(launches, table)

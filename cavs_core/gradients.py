@@ -26,8 +26,10 @@ def is_sparse(parameter: Any) -> bool:
 
 
 def target_of(data: Any, parameter: Any) -> Target:
-    """The memory of a parameter's gradient."""
-    return Target(data.grad, parameter.grad_req == "add")
+    """The memory of a parameter's gradient, which is dense."""
+    handle = mx.base.NDArrayHandle()            # (`data.grad` asks how it is stored, too)
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetGrad(data.handle, ctypes.byref(handle)))
+    return Target(mx.nd.NDArray(handle), parameter.grad_req == "add")
 
 
 def write_gradient(data: Any, parameter: Any, grad: Any, add: bool, in_use: bool = False) -> None:

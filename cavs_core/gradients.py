@@ -45,7 +45,7 @@ def write_gradient(data: Any, parameter: Any, grad: Any, add: bool, in_use: bool
     if grad is WRITTEN:
         return
     add = add or parameter.grad_req == "add"
-    if isinstance(grad, list) and grad and not (add or in_use) and _written_in_place(grad, data):
+    if isinstance(grad, list) and grad and not (add or in_use) and _written_in_place(grad, data, parameter):
         return
     have = data.grad
     if is_sparse(parameter):
@@ -91,11 +91,11 @@ def on_device(parts: Sequence[tuple[Any, Any]], like: Any) -> Any:
                                          ctx=like.context, dtype=like.dtype)
 
 
-def _written_in_place(parts: Sequence[tuple[Any, Any]], data: Any) -> bool:
+def _written_in_place(parts: Sequence[tuple[Any, Any]], data: Any, parameter: Any) -> bool:
     """Add rows up in the memory that a row_sparse gradient has already; whether it has enough."""
-    if not can_look_inside() or data.context.device_type != "cpu":
+    if not can_look_inside() or not all(isinstance(x, np.ndarray) or x.context.device_type == "cpu" for _, x in parts):
         return False
-    shape, dtype, room = data.shape, np.dtype(data.dtype), None
+    shape, dtype, room = parameter.shape, np.dtype(parameter.dtype), None
 
     def rows(count: int) -> Any:
         nonlocal room

@@ -29,12 +29,10 @@ def add_equal_rows(parts: Sequence[tuple[Any, Any]], size: int, make: Any) -> An
     """
     numbers = [np.ravel(n) for n, _ in parts]
     marks = np.zeros(-(-size // 8), np.int64)
-    for part in numbers:
-        _mark(marks.view(np.uint8), size, part)
     block = ARENA.take(4 * size)                # memory that nobody has touched yet is slow
     try:
         place = block.array((size,), np.int32)
-        kept = _kept(marks, marks.view(np.uint8), place, sum(map(len, numbers)))
+        kept = _kept(numbers[0] if len(numbers) == 1 else np.concatenate(numbers), marks, marks.view(np.uint8), place)
         target = make(len(kept))
         if target is None:
             return None
@@ -52,18 +50,14 @@ def _row(number, size):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _mark(marks, size, numbers):  # type: ignore[no-untyped-def]
-    for e in range(len(numbers)):
-        marks[_row(numbers[e], size)] = 1
-
-
-@njit(cache=True, nogil=True)
-def _kept(words, marks, place, most):  # type: ignore[no-untyped-def]
-    """The marked numbers, of which there are `most` or fewer; looked for in words of eight marks.
+def _kept(numbers, words, marks, place):  # type: ignore[no-untyped-def]
+    """The numbers that occur, ascending. They are marked, and looked for in words of eight marks.
 
     The place of each of them becomes -1 - where it is among them, which says that its row is still empty.
     """
-    kept, count = np.empty(min(most, len(place)), np.int64), 0
+    for e in range(len(numbers)):
+        marks[_row(numbers[e], len(place))] = 1
+    kept, count = np.empty(min(len(numbers), len(place)), np.int64), 0
     for w in range(len(words)):
         if words[w] != 0:
             for k in range(8 * w, min(8 * w + 8, len(place))):

@@ -135,7 +135,7 @@ def _updated_at_once(trainer: Any, ignore_stale_grad: bool) -> bool:
 
 def _find_arrays(parameters: Any, updater: Any, num_states: int) -> tuple[list[int], Updates] | None:
     """The numbers of the parameters that are trained, and their arrays; None if some are not as expected."""
-    indices, handles, missing = [], [], (0,) * (2 - num_states)
+    indices, arrays, missing = [], [], (None,) * (2 - num_states)
     states, synced = updater.states, updater.states_synced
     for i, parameter in enumerate(parameters):
         if parameter._grad_req == "null":
@@ -148,14 +148,11 @@ def _find_arrays(parameters: Any, updater: Any, num_states: int) -> tuple[list[i
             state = () if state is None else (state,)
         if len(state) != num_states or type(weight) is not _NDArray or type(grad) not in _GRADS:
             return None
-        handles += weight.handle.value, grad.handle.value
-        for x in state:
-            if type(x) is not _NDArray:
-                return None
-            handles.append(x.handle.value)
-        handles += missing
+        if any([type(x) is not _NDArray for x in state]):
+            return None
+        arrays += weight, grad, *state, *missing
         indices.append(i)
-    return (indices, Updates(handles)) if indices else None
+    return (indices, Updates(arrays)) if indices else None
 
 
 def _make_step(kind: Any, updater: Any, indices: list[int], updates: Updates, device: int) -> bool:

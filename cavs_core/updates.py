@@ -73,7 +73,7 @@ def _in_place_of(original: Callable[..., Any], name: str, operator: _Operator) -
         if thread_state.listener is None:
             numbers = _numbers(operator, arrays, attrs)
             if numbers:
-                updates = Updates(_handles(operator, arrays))
+                updates = Updates(_filled_up(operator, arrays))
                 if updates.are_plain(not operator.many and attrs.get("lazy_update", True) is True):
                     updates.push([operator.rule] * len(updates), numbers, label)
                     return attrs["out"]
@@ -82,11 +82,11 @@ def _in_place_of(original: Callable[..., Any], name: str, operator: _Operator) -
     return update
 
 
-def _handles(operator: _Operator, arrays: tuple[Any, ...]) -> list[int]:
+def _filled_up(operator: _Operator, arrays: tuple[Any, ...]) -> list[Any]:
     """NUM_ARRAYS for each parameter."""
-    missing, found = [0] * (NUM_ARRAYS - operator.arity), []
+    missing, found = (None,) * (NUM_ARRAYS - operator.arity), []
     for k in range(0, len(arrays), operator.arity):
-        found += [x.handle.value for x in arrays[k:k + operator.arity]] + missing
+        found += arrays[k:k + operator.arity] + missing
     return found
 
 

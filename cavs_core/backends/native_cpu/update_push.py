@@ -263,12 +263,14 @@ class Updates:
 
     Parameters
     ----------
-    handles : NUM_ARRAYS for each parameter: of its weight, its gradient and its states; 0 where it has no more
+    arrays : NUM_ARRAYS for each parameter: its weight, its gradient and its states; None where it has no more
     """
 
-    __slots__ = ("_known", "_work")
+    __slots__ = ("_arrays", "_known", "_work")
 
-    def __init__(self, handles: list[int]):
+    def __init__(self, arrays: list[Any]):
+        self._arrays = arrays           # (another thread may let a parameter have others)
+        handles = [0 if x is None else x.handle.value for x in arrays]
         self._known = array("q")
         for k in range(0, len(handles), NUM_ARRAYS):
             self._known.extend(handles[k:k + NUM_ARRAYS])
@@ -295,6 +297,7 @@ class Updates:
     def only(self, chosen: list[int]) -> Updates:
         """Some of them."""
         some = Updates([])
+        some._arrays = self._arrays
         for k in chosen:
             some._known.extend(self._known[k * _NUM_KNOWN:(k + 1) * _NUM_KNOWN])
         return some

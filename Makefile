@@ -55,7 +55,7 @@ bench-overhead: $(READY)
 setup: $(READY)
 
 # An environment without the stamp may be half made: kept if its Python and pip run, made anew if not.
-$(READY): setup.py pyproject.toml gluon_dynbatch/_fastpath.c
+$(READY): setup.py pyproject.toml gluon_dynbatch/_fastpath.c $(wildcard gluon_dynbatch/compiled/*.h)
 	@if ! { $(PY) -c '$(SUPPORTED)' && $(PY) -m pip --version; } >/dev/null 2>&1; then \
 	  if ! command -v $(PYTHON) >/dev/null; then \
 	    echo "$(PYTHON) was not found. Install Python 3.9 to 3.12, or name one: make PYTHON=/path/to/python3.11" >&2; exit 1; fi; \

@@ -35,6 +35,8 @@ class Stats:
     backward_ms: float = 0.0
     cache_hits: int = 0                 # flushes whose plan was known
     cache_misses: int = 0
+    sample_hits: int = 0                # samples of new flushes whose joined operators were known
+    sample_misses: int = 0
     predicted_execute_ms: float = 0.0   # by the cost model, before they ran
     predicted_backward_ms: float = 0.0  # of the flushes whose backward pass has run
     methods: dict[str, int] = field(default_factory=dict)       # policy and grain -> flushes

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -20,7 +20,7 @@ from .plan_cache import PlanCache, checksum
 from .repeats import Distinct, Facts, Lookups
 from .values import BUFFERS, SPECS, WIDTHS, as_array
 
-__all__ = ["RECORDINGS", "Leaves", "Structure", "Tables", "read_calls", "recorded_bytes"]
+__all__ = ["RECORDINGS", "Leaves", "Members", "Structure", "Tables", "class_info", "read_calls", "recorded_bytes"]
 
 
 class Leaves:
@@ -63,10 +63,12 @@ class Structure:
     numbers : int64 array, the values of the last leaves, which stood in the log
     leaf_specs : int64 array, spec number of each leaf
     viewed : int64 array, values that others share their memory with
-    value_of : the number of each recorded value in these tables; None if they have all calls
+    value_of : the number of each recorded value in these tables, -1 if it is gone; None if they have all calls
     arrays : what a plan is worked out from; or equal ones, of a flush that has the same plan
     facts, looked_up : what decides which calls repeat others, but for the numbers that rows were looked up by, and the
         leaves that have these; None until somebody asks
+    members : what runs, where operators are joined, or this structure itself; None until somebody asks
+    num_repeats : recorded calls that were left out
     """
 
     def __init__(self, recording: Recording, buffers: list[int], value_specs: Any, call_entry: Any, numbers: Any,
@@ -78,6 +80,8 @@ class Structure:
                        r.leaf_widths, r.leaf_wanted, r.heads, value_specs, viewed]
         self.facts: Facts | None = None
         self.looked_up: list[int] = []
+        self.members: Members | Structure | None = None
+        self.num_repeats = 0
 
     @cached_property
     def checksum(self) -> int:
@@ -90,15 +94,33 @@ class Structure:
         own = (self.call_entry, self.numbers, self.leaf_specs, *(() if self.value_of is None else (self.value_of,)))
         return sum(a.nbytes for a in (*self.arrays, *own)) + 3 * self.call_entry.nbytes
 
-    def without_repeats(self, left: Distinct) -> Structure:
-        """The structure of the calls that are left."""
+    def without_repeats(self, left: Distinct, num_repeats: int) -> Structure:
+        """The structure of the calls that are left; the others are so many recorded ones."""
         numbers = self.numbers[left.numbers]
         num_leaves = len(self.leaf_specs) - len(self.numbers) + len(numbers)
         value_specs = np.empty(int(left.value_of.max()) + 1, np.int64)
         value_specs[left.value_of] = self.value_specs
-        return Structure(left.recording(self.recording, num_leaves), self.buffers, value_specs,
-                         self.call_entry[left.calls], numbers, self.leaf_specs[:num_leaves],
-                         left.value_of[self.viewed], left.value_of)
+        value_of = left.value_of if self.value_of is None else np.append(left.value_of, -1)[self.value_of]
+        found = Structure(left.recording(self.recording, num_leaves), self.buffers, value_specs,
+                          self.call_entry[left.calls], numbers, self.leaf_specs[:num_leaves],
+                          left.value_of[self.viewed], value_of)
+        found.num_repeats = num_repeats
+        return found
+
+
+class Members(NamedTuple):
+    """What runs of a structure, where operators are joined.
+
+    Attributes
+    ----------
+    structure : Structure
+    origins : of each class: its number among those that were recorded, or -1 - its place in `made`
+    made : classes that were not recorded; as entries, they come behind the recorded ones
+    """
+
+    structure: Structure
+    origins: list[int]
+    made: list[Any]
 
 
 class Tables:
@@ -124,6 +146,18 @@ class Tables:
         """The tables of some of the calls."""
         return Tables(structure, self.classes, self.wanted_params, self.entries, self.leaves.data,
                       self.leaves.parameters)
+
+    def with_members(self, members: Members) -> Tables:
+        """The tables of what runs, where operators are joined."""
+        classes = [self.classes[c] if c >= 0 else members.made[-1 - c] for c in members.origins]
+        wanted = tuple([self.wanted_params[c] if c >= 0 else () for c in members.origins])
+        return Tables(members.structure, classes, wanted, [*self.entries, *members.made], self.leaves.data,
+                      self.leaves.parameters)
+
+    def num_recorded(self, calls: Any) -> int:
+        """How many recorded calls some calls stand for."""
+        parts = np.array([getattr(e, "num_parts", 1) for e in self.entries], np.int64)[self.call_entry[calls]]
+        return int(np.where(parts, parts, self.recording.call_count[calls] - 1).sum())      # 0: a sum of several terms
 
     @property
     def extra_bytes(self) -> int:
@@ -217,7 +251,7 @@ def _read_structure(log: Any, held: Any, entries: list[Any], known: list[Any], w
         _array([e.rows for e in entries]), _array([e.signature.alias for e in entries]), FIRST, num_data)
     heads = np.flatnonzero(held[:len(value_specs)])
     buffers: dict[int, int] = {}
-    classes = [_class_info(cls, any(params), buffers) for cls, params in zip(known, wanted_params)]
+    classes = [class_info(cls, any(params), buffers) for cls, params in zip(known, wanted_params)]
     leaf_specs = sorted(set(specs)) + [number_spec]         # numbers have one, the last
     place = np.full(num_data + len(numbers), len(leaf_specs) - 1)
     place[:num_data] = np.searchsorted(_array(leaf_specs[:-1]), specs)
@@ -246,7 +280,8 @@ _TOKEN = sys.getsizeof(1 << 32) + 8             # an int, and its place in a lis
 _RESULT = sys.getsizeof(LazyArray()) + 16       # an array that stands for a result, and the collector's part
 
 
-def _class_info(cls: Any, owns_wanted: bool, buffers: dict[int, int]) -> ClassInfo:
+def class_info(cls: Any, owns_wanted: bool, buffers: dict[int, int]) -> ClassInfo:
+    """What the analyzer knows of a class; buffers are numbered as they come."""
     signature = cls.signature
     operand_widths, output_widths, numbers = signature.rows
     return ClassInfo(

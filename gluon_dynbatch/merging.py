@@ -1,0 +1,249 @@
+"""What runs of a recording: operators that are joined are one call, and long sums are lists.
+
+Worked out once for each sample, and remembered as its form (see `samples`). A mini-batch of known samples is their
+forms, merged; one with new samples is analyzed as a whole, because launches of many samples show what belongs together.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .analyzer import Recording, Scan, offsets_of_calls, problem_of, scan
+from .coarse import coarsen, compositions_of, depends_on
+from .compositions import COMPOSED, is_by_rows
+from .joining import HABITS, find_groups
+from .last_used import LastUsed
+from .plan_cache import PlanCache
+from .policies import POLICIES
+from .samples import Cut, Form, Parts, cut_samples, forms_of, merge_forms
+from .signature import CallClass, Signature, any_number_signature
+from .sums import SUM_ROLES, find_chains, fold_chains
+from .tables import Members, Structure, Tables, class_info
+
+__all__ = ["FORMS", "with_members"]
+
+FORMS = PlanCache(64 << 20)         # code of a sample -> its form
+MADE = LastUsed(4096)               # signature, .. -> Made: one and the same object in all forms
+
+
+class Kinds(LastUsed):
+    """What entries and classes are in all flushes -> a number, which is never that of something else."""
+
+    def __init__(self, most: int = 1 << 16):
+        super().__init__(most)
+        self._numbers = itertools.count()
+
+    def number(self, look: Any) -> int:
+        number: int | None = self.get(look)
+        if number is None:
+            number = next(self._numbers)
+            self.put(look, number)
+        return number
+
+
+KINDS = Kinds()             # of the whole process, as the others
+
+
+class Made(CallClass):
+    """A class that nobody recorded: of joined operators, or of sums as lists. It holds nothing of a model.
+
+    Attributes
+    ----------
+    num_parts : how many recorded calls are one of its calls; 0 for sums, where it is one less than there are terms
+    num_launches : how many launches were joined to one of it
+    parts : signatures of the parts and what they read of each other, by which `COMPOSED` knows it; None for sums
+    depends : which outputs depend on which operands; see `depends_on`
+    """
+
+    __slots__ = ("num_parts", "num_launches", "parts", "depends")
+
+    def __init__(self, signature: Signature, recorded: bool, where: str, num_parts: int = 0, num_launches: int = 1,
+                 parts: Any = None, depends: Any = None):
+        super().__init__(-1, signature, recorded, where, None)
+        self.num_parts, self.num_launches, self.parts, self.depends = num_parts, num_launches, parts, depends
+
+    def is_current(self) -> bool:
+        """Whether operators are still joined to this very program; not when others need more of its results."""
+        return self.parts is None or COMPOSED.current(self.parts) is self.signature
+
+
+def with_members(recorded: Tables, stats: Any) -> Tables:
+    """The tables of what runs; counts known and new samples."""
+    structure = recorded.structure
+    if structure.members is None:
+        structure.members = _members(recorded, stats)
+    return recorded if structure.members is structure else recorded.with_members(structure.members)
+
+
+def _members(recorded: Tables, stats: Any) -> Members | Structure:
+    """What runs of a structure that was not seen before; the structure itself if that is what was recorded."""
+    if not any(cls.identity is None and cls.signature.alias < 0 for cls in recorded.classes):
+        return recorded.structure           # marked blocks: reading the log was the merge
+    r, num_data = recorded.recording, len(recorded.leaves.data)
+    offsets = offsets_of_calls(r)
+    kinds, ids = _kinds(recorded)
+    slots = np.array([e.signature.slots for e in recorded.entries], np.int64)
+    cut = cut_samples(recorded.call_entry, offsets, r.operands, kinds, slots, num_data, recorded.structure.leaf_specs,
+                      np.concatenate([r.heads, recorded.viewed]))
+    keys = cut.keys()
+    known = [FORMS.get(key, ()) for key in keys]
+    forms = [None if found is None else found[1] for found in known]
+    stale = {cls for cls in {cls for form in forms if form is not None for cls in form.made} if not cls.is_current()}
+    misses = sum(form is None or not stale.isdisjoint(form.made) for form in forms)
+    stats.sample_hits += len(forms) - misses
+    stats.sample_misses += misses
+    if misses:
+        forms = _analyze(recorded, cut, offsets[1], ids)
+        for key, form in zip(keys, forms):
+            FORMS.put(key, (), form, num_bytes=len(key) + form.num_bytes)
+    return _merged(recorded, cut, forms)
+
+
+def _kinds(recorded: Tables) -> tuple[Any, list[int]]:
+    """Numbers that entries and classes have in all flushes.
+
+    The same operator with another weight is another class; such classes are told apart by the order in which they came.
+    """
+    count: Counter[Any] = Counter()
+    ids = []
+    with KINDS.lock:
+        for cls in recorded.classes:
+            signature = cls.signature
+            # Of those that only name rows, whose class has the signature of any of them, nothing else counts.
+            look = (signature.number if signature.alias < 0 else -len(signature.operand_specs), cls.recorded)
+            ids.append(KINDS.number((*look, count[look])))
+            count[look] += 1
+        spec = int(recorded.structure.leaf_specs[-1]) if len(recorded.leaves.numbers) else -1
+        kinds = [KINDS.number((ids[e.cls.number], e.signature.number, e.rows, e.numbers, spec))
+                 for e in recorded.entries]
+    return np.array(kinds, np.int64), ids
+
+
+# ---- analysis ----------------------------------------------------------------------------------------------------
+
+def _analyze(recorded: Tables, cut: Cut, recorded_values: Any, ids: Sequence[int]) -> list[Form]:
+    """The forms of all samples, which are looked at together."""
+    classes, r, viewed = recorded.classes, recorded.recording, recorded.viewed
+    s = scan(r)
+    classes, r, value_of = _fold(classes, r, s, viewed)
+    if value_of is None:
+        value_of = np.arange(s.value_offsets[-1])
+    else:
+        s, viewed = scan(r), value_of[viewed]
+    made: list[Made] = list(classes[len(ids):])
+    call_made = np.maximum(r.call_class - len(ids), -1)
+    joined = _join(classes, r, s, viewed, [*ids, *[-1] * len(made)])
+    if joined is not None:
+        coarse, composed = joined
+        origins = np.array(coarse.origins, np.int64)
+        of_class = np.where(origins >= 0, np.maximum(origins - len(ids), -1), len(made) - 1 - origins)
+        made += composed
+        r, call_made, value_of = coarse.recording, of_class[coarse.recording.call_class], np.append(
+            coarse.value_of, -1)[value_of]
+    return forms_of(cut, Parts(call_made, *offsets_of_calls(r), r.operands, value_of), recorded_values,
+                    len(recorded.leaves.data), made)
+
+
+def _fold(classes: Sequence[CallClass], r: Recording, s: Scan, viewed: Any) -> Any:
+    """Let long sums be lists: the classes and the recording with them, and its numbers of the values (None: as before).
+    """
+    adds = np.array([cls.identity is None and cls.signature.adds_rows for cls in classes], bool)
+    chains = find_chains(r, s, np.concatenate([r.heads, viewed]), adds) if adds.any() else None
+    if chains is None:
+        return classes, r, None
+    chosen = SUM_ROLES.chosen(chains, _names(classes))
+    if not chosen.any():
+        return classes, r, None
+    known: dict[Any, int] = {}
+    classes, list_of = list(classes), np.full(len(classes), -1, np.int64)
+    for c in np.unique(chains.roles[chosen, 0]).tolist():
+        signature, recorded = any_number_signature("add_n", classes[c].signature.operand_specs[0]), classes[c].recorded
+        if (signature, recorded) not in known:
+            known[signature, recorded] = len(classes)
+            classes.append(_made(signature, recorded, (), classes[c].where))
+        list_of[c] = known[signature, recorded]
+    return classes, *fold_chains(r, s, chains, chosen, list_of)
+
+
+def _join(classes: Sequence[CallClass], r: Recording, s: Scan, viewed: Any, ids: Sequence[int]) -> Any:
+    """Join launches that have the same members: the coarse recording, and the classes that were made; None if none."""
+    launch = POLICIES["depth"].plan(problem_of(r, s, *np.zeros((2, len(r.classes)))))
+    joinable = np.array([cls.identity is None and not cls.signature.draws for cls in classes], bool)
+    heavy = np.array([cls.signature.has_product for cls in classes], bool)
+    groups = find_groups(r, s, launch, joinable, heavy, _names(classes), HABITS)
+    if groups is None:
+        return None
+    numbers: dict[Any, int] = {}
+    looks = np.array([numbers.setdefault(look, len(numbers)) for cls in classes
+                      for look in zip(cls.signature.operand_specs, cls.signature.split)], np.int64)
+    found = compositions_of(r, s, groups, np.concatenate([r.heads, viewed]), looks)
+    faces, made, by_rows = [], [], []
+    for k, (q, needed) in enumerate(zip(found.all, found.faces)):
+        parts = [classes[c] for c in q.classes]
+        signatures = [cls.signature for cls in parts]
+        face, signature = COMPOSED.signature(signatures, q, needed)
+        where = parts[0].where if len({cls.where for cls in parts}) == 1 else ""
+        depends = depends_on(q, face, [len(r.classes[c].output_widths) for c in q.classes])
+        # How many launches the first group consists of: other groups of the composition are like it.
+        num_launches = int(np.count_nonzero(groups.of_launch == np.argmax(found.of_launch == k)))
+        made.append(_made(signature, parts[0].recorded, tuple([ids[c] for c in q.classes]), where, len(parts),
+                          num_launches, COMPOSED.key(signatures, q), depends))
+        faces.append(face)
+        by_rows.append(is_by_rows(signatures, q))
+    return coarsen(r, s, groups, found, faces, by_rows), made
+
+
+def _made(signature: Signature, recorded: bool, ids: tuple[int, ...], *facts: Any) -> Made:
+    """The class of such calls: parts with another weight, as `ids` says, are another one."""
+    with MADE.lock:
+        made: Made = MADE.get((signature, recorded, ids)) or Made(signature, recorded, *facts)
+        MADE.put((signature, recorded, ids), made)
+        return made
+
+
+def _names(classes: Sequence[CallClass]) -> list[Any]:
+    """What classes are called in all flushes; without blocks and weights, which may die."""
+    count: Counter[Any] = Counter()
+    names = []
+    for cls in classes:
+        look = (cls.signature if cls.identity is None else None, cls.recorded, cls.where)
+        names.append((*look, count[look]))      # the same operator with another weight is another class
+        count[look] += 1
+    return names
+
+
+# ---- merge -------------------------------------------------------------------------------------------------------
+
+def _merged(recorded: Tables, cut: Cut, forms: Sequence[Form]) -> Members:
+    """The forms of all samples as tables."""
+    r, old, num_classes = recorded.recording, recorded.structure, len(recorded.classes)
+    m = merge_forms(cut, forms, len(recorded.leaves.data))
+    plain, call_of = m.call_made < 0, m.call_of
+    by_name = {(cls.signature, cls.recorded): c for c, cls in enumerate(recorded.classes) if cls.signature.slots}
+    is_list = np.array([*[cls.signature.slots for cls in m.made], 0], np.int64)
+    of_made = np.array([by_name.get((cls.signature, cls.recorded), num_classes + k) for k, cls in enumerate(m.made)]
+                       + [-1], np.int64)
+    call_class = np.where(plain, r.call_class[call_of], of_made[m.call_made])
+    used = np.flatnonzero(np.bincount(call_class))
+    number = np.zeros(num_classes + len(m.made), np.int64)
+    number[used] = np.arange(len(used))
+    buffers = {b: k for k, b in enumerate(old.buffers)}
+    origins = [c if c < num_classes else num_classes - 1 - c for c in used.tolist()]
+    infos = [r.classes[c] if c >= 0 else class_info(m.made[-1 - c], False, buffers) for c in origins]
+    kept = m.value_of >= 0
+    value_specs = np.empty(m.num_values, np.int64)
+    value_specs[m.value_of[kept]] = old.value_specs[kept]
+    recording = replace(
+        r, classes=infos, call_class=number[call_class], call_width=r.call_width[call_of], operands=m.operands,
+        heads=m.value_of[r.heads], call_first=np.where(plain, r.call_first[call_of], 0),
+        call_count=np.where(plain, r.call_count[call_of], is_list[m.call_made] * m.num_operands))
+    call_entry = np.where(plain, old.call_entry[call_of], len(recorded.entries) + m.call_made)
+    structure = Structure(recording, list(buffers), value_specs, call_entry, old.numbers, old.leaf_specs,
+                          m.value_of[old.viewed], m.value_of)
+    return Members(structure, origins, m.made)

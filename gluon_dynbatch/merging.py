@@ -21,14 +21,15 @@ from .joining import HABITS, find_groups
 from .last_used import LastUsed
 from .plan_cache import PlanCache
 from .policies import POLICIES
-from .samples import Cut, Form, Parts, cut_samples, forms_of, merge_forms
+from .samples import Cut, Form, Parts, any_reads, cut_samples, forms_of, merge_forms
 from .signature import CallClass, Signature, any_number_signature
 from .sums import SUM_ROLES, find_chains, fold_chains
 from .tables import Members, Structure, Tables, class_info
 
-__all__ = ["FORMS", "with_members"]
+__all__ = ["FORMS", "MEMBERS", "with_members"]
 
 FORMS = PlanCache(64 << 20)         # code of a sample -> its form
+MEMBERS = PlanCache(32 << 20)       # Structure -> its Members; None if it runs as it was recorded
 MADE = LastUsed(4096)               # signature, .. -> Made: one and the same object in all forms
 
 
@@ -76,17 +77,22 @@ class Made(CallClass):
 def with_members(recorded: Tables, stats: Any) -> Tables:
     """The tables of what runs; counts known and new samples."""
     structure = recorded.structure
-    if structure.members is None:
-        structure.members = _members(recorded, stats)
-    return recorded if structure.members is structure else recorded.with_members(structure.members)
+    known = MEMBERS.get(structure, ())
+    if known is None:
+        members = _members(recorded, stats)
+        size = structure.num_bytes + (0 if members is None else members.structure.num_bytes)
+        MEMBERS.put(structure, (), members, num_bytes=size)
+    else:
+        _, members = known
+    return recorded if members is None else recorded.with_members(members)
 
 
-def _members(recorded: Tables, stats: Any) -> Members | Structure:
-    """What runs of a structure that was not seen before; the structure itself if that is what was recorded."""
-    if not any(cls.identity is None and cls.signature.alias < 0 for cls in recorded.classes):
-        return recorded.structure           # marked blocks: reading the log was the merge
-    r, num_data = recorded.recording, len(recorded.leaves.data)
-    offsets = offsets_of_calls(r)
+def _members(recorded: Tables, stats: Any) -> Members | None:
+    """What runs of a structure that was not seen before; None if that is what was recorded."""
+    r, num_data, offsets = recorded.recording, len(recorded.leaves.data), offsets_of_calls(recorded.recording)
+    joinable = _joinable(recorded.classes)
+    if not joinable.any() or not any_reads(r.call_class, *offsets, r.operands, joinable):
+        return None                         # marked blocks: reading the log was the merge
     kinds, ids = _kinds(recorded)
     slots = np.array([e.signature.slots for e in recorded.entries], np.int64)
     cut = cut_samples(recorded.call_entry, offsets, r.operands, kinds, slots, num_data, recorded.structure.leaf_specs,
@@ -103,6 +109,12 @@ def _members(recorded: Tables, stats: Any) -> Members | Structure:
         for key, form in zip(keys, forms):
             FORMS.put(key, (), form, num_bytes=len(key) + form.num_bytes)
     return _merged(recorded, cut, forms)
+
+
+def _joinable(classes: Sequence[CallClass]) -> Any:
+    """Which classes may be joined with others: operators. (Rows that are looked up are known by their number.)"""
+    return np.array([cls.identity is None and cls.signature.alias < 0 and not cls.signature.draws
+                     and not cls.signature.looks_up for cls in classes], bool)
 
 
 def _kinds(recorded: Tables) -> tuple[Any, list[int]]:
@@ -174,9 +186,8 @@ def _fold(classes: Sequence[CallClass], r: Recording, s: Scan, viewed: Any) -> A
 def _join(classes: Sequence[CallClass], r: Recording, s: Scan, viewed: Any, ids: Sequence[int]) -> Any:
     """Join launches that have the same members: the coarse recording, and the classes that were made; None if none."""
     launch = POLICIES["depth"].plan(problem_of(r, s, *np.zeros((2, len(r.classes)))))
-    joinable = np.array([cls.identity is None and not cls.signature.draws for cls in classes], bool)
     heavy = np.array([cls.signature.has_product for cls in classes], bool)
-    groups = find_groups(r, s, launch, joinable, heavy, _names(classes), HABITS)
+    groups = find_groups(r, s, launch, _joinable(classes), heavy, _names(classes), HABITS)
     if groups is None:
         return None
     numbers: dict[Any, int] = {}

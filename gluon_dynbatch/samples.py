@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-__all__ = ["Cut", "Form", "Merged", "Parts", "cut_samples", "forms_of", "merge_forms", "starts_of_samples"]
+__all__ = ["Cut", "Form", "Merged", "Parts", "any_reads", "cut_samples", "forms_of", "merge_forms", "starts_of_samples"]
 
 BITS = 30           # of a word, that say which results somebody holds
 
@@ -39,6 +39,19 @@ def starts_of_samples(indptr, producers):  # type: ignore[no-untyped-def]
             count += 1
             starts[count] = i
     return starts[:count + 1][::-1].copy()
+
+
+@njit(cache=True, nogil=True)
+def any_reads(call_class, operand_offsets, value_offsets, operands, chosen):  # type: ignore[no-untyped-def]
+    """Whether a call of some chosen class reads a call of one."""
+    is_chosen = np.zeros(value_offsets[-1], np.bool_)
+    for i in range(len(call_class)):
+        if chosen[call_class[i]]:
+            for j in range(operand_offsets[i], operand_offsets[i + 1]):
+                if operands[j] >= 0 and is_chosen[operands[j]]:
+                    return True
+            is_chosen[value_offsets[i]:value_offsets[i + 1]] = True
+    return False
 
 
 class Cut(NamedTuple):

@@ -67,7 +67,6 @@ class Structure:
     arrays : what a plan is worked out from; or equal ones, of a flush that has the same plan
     facts, looked_up : what decides which calls repeat others, but for the numbers that rows were looked up by, and the
         leaves that have these; None until somebody asks
-    members : what runs, where operators are joined, or this structure itself; None until somebody asks
     num_repeats : recorded calls that were left out
     """
 
@@ -80,7 +79,6 @@ class Structure:
                        r.leaf_widths, r.leaf_wanted, r.heads, value_specs, viewed]
         self.facts: Facts | None = None
         self.looked_up: list[int] = []
-        self.members: Members | Structure | None = None
         self.num_repeats = 0
 
     @cached_property

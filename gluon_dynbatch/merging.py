@@ -90,7 +90,7 @@ def with_members(recorded: Tables, stats: Any) -> Tables:
 def _members(recorded: Tables, stats: Any) -> Members | None:
     """What runs of a structure that was not seen before; None if that is what was recorded."""
     r, num_data, offsets = recorded.recording, len(recorded.leaves.data), offsets_of_calls(recorded.recording)
-    joinable = _joinable(recorded.classes)
+    joinable = _joinable(recorded.classes, r)
     if not joinable.any() or not any_reads(r.call_class, *offsets, r.operands, joinable):
         return None                         # marked blocks: reading the log was the merge
     kinds, ids = _kinds(recorded)
@@ -111,10 +111,16 @@ def _members(recorded: Tables, stats: Any) -> Members | None:
     return _merged(recorded, cut, forms)
 
 
-def _joinable(classes: Sequence[CallClass]) -> Any:
-    """Which classes may be joined with others: operators. (Rows that are looked up are known by their number.)"""
-    return np.array([cls.identity is None and cls.signature.alias < 0 and not cls.signature.draws
-                     and not cls.signature.looks_up for cls in classes], bool)
+def _joinable(classes: Sequence[CallClass], r: Recording) -> Any:
+    """Which classes may be joined with others: operators.
+
+    Not where words are looked up one by one: such rows are known by their number, and run once.
+    """
+    found = np.array([cls.identity is None and cls.signature.alias < 0 and not cls.signature.draws for cls in classes],
+                     bool)
+    for c in [c for c, cls in enumerate(classes) if cls.signature.looks_up]:
+        found[c] &= bool((r.call_width[r.call_class == c] > 1).any())
+    return found
 
 
 def _kinds(recorded: Tables) -> tuple[Any, list[int]]:
@@ -187,7 +193,7 @@ def _join(classes: Sequence[CallClass], r: Recording, s: Scan, viewed: Any, ids:
     """Join launches that have the same members: the coarse recording, and the classes that were made; None if none."""
     launch = POLICIES["depth"].plan(problem_of(r, s, *np.zeros((2, len(r.classes)))))
     heavy = np.array([cls.signature.has_product for cls in classes], bool)
-    groups = find_groups(r, s, launch, _joinable(classes), heavy, _names(classes), HABITS)
+    groups = find_groups(r, s, launch, _joinable(classes, r), heavy, _names(classes), HABITS)
     if groups is None:
         return None
     numbers: dict[Any, int] = {}

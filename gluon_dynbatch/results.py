@@ -28,8 +28,9 @@ from cavs_core import (
 )
 from cavs_core.mxnet_compat import autograd, mx
 
-from .analyzer import Grouping, Scan, reached
+from .analyzer import Grouping, Scan
 from .fastpath import FIRST
+from .reach import reached
 from .values import SPECS, WIDTHS
 
 __all__ = ["Flushed", "LeafName", "Heads"]

@@ -14,7 +14,7 @@ is read by a position of its own: so are rows joined.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,6 +88,13 @@ class Recording:
 
     def per_class(self, what: Any, dtype: type = np.int64) -> Any:
         return np.array([what(c) for c in self.classes], dtype)
+
+    def of_calls(self, calls: Any, operands: Any, value_of: Any) -> Recording:
+        """What is left of it with some of the calls, their operands, and numbers of the values; -1: a value is gone."""
+        heads = value_of[self.heads]
+        return replace(self, call_class=self.call_class[calls], call_width=self.call_width[calls],
+                       call_count=self.call_count[calls], call_first=self.call_first[calls], operands=operands,
+                       heads=heads[heads >= 0])
 
 
 @dataclass

@@ -21,7 +21,7 @@ from .joining import HABITS, find_groups
 from .last_used import LastUsed
 from .plan_cache import PlanCache
 from .policies import POLICIES
-from .samples import Cut, Form, Parts, any_reads, cut_samples, forms_of, merge_forms
+from .samples import Cut, Form, Parts, any_reads, cut_samples, forms_of, merge_forms, take_samples
 from .signature import CallClass, Signature, any_number_signature
 from .sums import SUM_ROLES, find_chains, fold_chains
 from .tables import Members, Structure, Tables, class_info
@@ -101,13 +101,13 @@ def _members(recorded: Tables, stats: Any) -> Members | None:
     known = [FORMS.get(key, ()) for key in keys]
     forms = [None if found is None else found[1] for found in known]
     stale = {cls for cls in {cls for form in forms if form is not None for cls in form.made} if not cls.is_current()}
-    misses = sum(form is None or not stale.isdisjoint(form.made) for form in forms)
-    stats.sample_hits += len(forms) - misses
-    stats.sample_misses += misses
-    if misses:
-        forms = _analyze(recorded, cut, offsets[1], ids)
-        for key, form in zip(keys, forms):
-            FORMS.put(key, (), form, num_bytes=len(key) + form.num_bytes)
+    new = [k for k, form in enumerate(forms) if form is None or not stale.isdisjoint(form.made)]
+    stats.sample_hits += len(forms) - len(new)
+    stats.sample_misses += len(new)
+    if new:
+        for k, form in zip(new, _analyze(recorded, cut, np.array(new), offsets, ids)):
+            forms[k] = form
+            FORMS.put(keys[k], (), form, num_bytes=len(keys[k]) + form.num_bytes)
     return _merged(recorded, cut, forms)
 
 
@@ -145,9 +145,14 @@ def _kinds(recorded: Tables) -> tuple[Any, list[int]]:
 
 # ---- analysis ----------------------------------------------------------------------------------------------------
 
-def _analyze(recorded: Tables, cut: Cut, recorded_values: Any, ids: Sequence[int]) -> list[Form]:
-    """The forms of all samples, which are looked at together."""
+def _analyze(recorded: Tables, cut: Cut, new: Any, offsets: tuple[Any, Any], ids: Sequence[int]) -> list[Form]:
+    """The forms of new samples, which are looked at together."""
     classes, r, viewed = recorded.classes, recorded.recording, recorded.viewed
+    recorded_values = offsets[1]
+    if len(new) < len(cut.starts) - 1:
+        cut, calls, operands, number = take_samples(cut, new, r.operands, offsets)
+        r, viewed = r.of_calls(calls, operands, number), number[viewed]
+        viewed, recorded_values = viewed[viewed >= 0], offsets_of_calls(r)[1]
     s = scan(r)
     classes, r, value_of = _fold(classes, r, s, viewed)
     if value_of is None:

@@ -16,7 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-__all__ = ["Cut", "Form", "Merged", "Parts", "any_reads", "cut_samples", "forms_of", "merge_forms", "starts_of_samples"]
+from cavs_core import offsets_of
+
+__all__ = ["Cut", "Form", "Merged", "Parts", "any_reads", "cut_samples", "forms_of", "merge_forms", "starts_of_samples",
+           "take_samples"]
 
 BITS = 30           # of a word, that say which results somebody holds
 
@@ -158,6 +161,45 @@ def _cut(call_entry, operand_offsets, value_offsets, operands, kinds, slots, num
                 end += 1
         code_offsets[k + 1], leaf_offsets[k + 1], numbers[k + 1] = end, num_leaves, num_numbers
     return starts, value_offsets[starts], numbers, codes[:end], code_offsets, leaves[:num_leaves], leaf_offsets
+
+
+def take_samples(cut: Cut, chosen: Any, operands: Any, offsets: tuple[Any, Any]) -> tuple[Cut, Any, Any, Any]:
+    """Some of the samples by themselves: cut, their calls, their operands with values numbered anew, and these numbers.
+
+    Parameters
+    ----------
+    chosen : int64 array, which samples
+    operands, offsets : of the recording
+    """
+    starts, values, calls, tokens, value_of = _take(cut.starts, cut.values, chosen, operands, *offsets)
+    # (Codes are not asked for again; where leaves and numbers of a sample stand does not change.)
+    leaf_counts = np.diff(cut.leaf_offsets)[chosen]
+    leaf_offsets = offsets_of(leaf_counts)
+    places = np.arange(leaf_offsets[-1]) + np.repeat(cut.leaf_offsets[chosen] - leaf_offsets[:-1], leaf_counts)
+    part = Cut(starts, values, cut.numbers[chosen], cut.codes[:0], cut.code_offsets[:1], cut.leaves[places],
+               leaf_offsets)
+    return part, calls, tokens, value_of
+
+
+@njit(cache=True, nogil=True)
+def _take(starts, values, chosen, operands, operand_offsets, value_offsets):  # type: ignore[no-untyped-def]
+    new_starts, new_values = np.zeros(len(chosen) + 1, np.int64), np.zeros(len(chosen) + 1, np.int64)
+    for n in range(len(chosen)):
+        k = chosen[n]
+        new_starts[n + 1] = new_starts[n] + starts[k + 1] - starts[k]
+        new_values[n + 1] = new_values[n] + values[k + 1] - values[k]
+    calls, tokens = np.empty(new_starts[-1], np.int64), np.empty(len(operands), np.int64)
+    value_of, end = np.full(value_offsets[-1], -1, np.int64), 0
+    for n in range(len(chosen)):
+        k = chosen[n]
+        for i in range(starts[k], starts[k + 1]):
+            calls[new_starts[n] + i - starts[k]] = i
+            for j in range(operand_offsets[i], operand_offsets[i + 1]):
+                tokens[end] = operands[j] - values[k] + new_values[n] if operands[j] >= 0 else operands[j]
+                end += 1
+        for v in range(values[k], values[k + 1]):
+            value_of[v] = new_values[n] + v - values[k]
+    return new_starts, new_values, calls, tokens[:end], value_of
 
 
 # ---- forms -------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ after a few flushes groups are found once.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,6 +96,11 @@ class Habits(LastUsed):
         known = [self.get(pair, (0, 0)) for pair in pairs]
         return [balance < 0 for balance, _ in known] if all(n >= ENOUGH for _, n in known) else None
 
+    def of(self, pairs: Sequence[Any]) -> list[bool]:
+        """Which pairs are mostly apart, as far as is known. (Those that no flush tells of shall be seen as well.)"""
+        self.learn([pair for pair in pairs if self.get(pair) is None], [0] * len(pairs))
+        return [self.get(pair, (0, 0))[0] < 0 for pair in pairs]
+
     def learn(self, pairs: Sequence[Any], balances: Sequence[int]) -> list[bool]:
         """Take in one flush; which pairs are mostly apart now."""
         found = []
@@ -112,7 +117,7 @@ ENOUGH = 4                  # flushes
 
 
 def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any, names: Sequence[Hashable],
-                habits: Habits) -> Groups | None:
+                habits: Habits, teach: Callable[[], None] | None = None) -> Groups | None:
     """The groups of a plan; None if every launch stays alone.
 
     Parameters
@@ -124,6 +129,7 @@ def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any, n
         Whether launches of the class may join others, and whether it is a product with a weight.
     names : of each class, what it is called in all flushes
     habits : what was learned from other flushes
+    teach : called where that is not enough: lets habits learn from what is more telling than these calls
     """
     aliases = r.per_class(lambda c: c.alias, bool)
     joinable = joinable & ~aliases & (r.per_class(lambda c: c.slots) == 0)
@@ -146,6 +152,9 @@ def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any, n
     pairs = [(names[a], names[b], k) for a, b, k in zip(producers.tolist(), of_column.tolist(),
                                                         (columns - s.column_offsets[of_column]).tolist())]
     known = habits.apart(pairs)
+    if known is None and teach is not None:
+        teach()
+        known = habits.of(pairs)
     if known is None:
         first_order = order.copy()
         found = _grow(first_order, bounds, launch.copy(), calls, (*classes, apart), readers)

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from .analyzer import Recording, Scan, offsets_of_calls, problem_of, scan
-from .coarse import coarsen, compositions_of, depends_on
+from .coarse import Coarse, coarsen, compositions_of, depends_on
 from .compositions import COMPOSED, is_by_rows
-from .joining import HABITS, find_groups
+from .joining import HABITS, Groups, find_groups
 from .last_used import LastUsed
 from .plan_cache import PlanCache
 from .policies import POLICIES
+from .repeats import find_repeats
 from .samples import Cut, Form, Parts, any_reads, cut_samples, forms_of, merge_forms, take_samples
 from .signature import CallClass, Signature, any_number_signature
 from .sums import SUM_ROLES, find_chains, fold_chains
@@ -74,12 +75,18 @@ class Made(CallClass):
         return self.parts is None or COMPOSED.current(self.parts) is self.signature
 
 
-def with_members(recorded: Tables, stats: Any) -> Tables:
-    """The tables of what runs; counts known and new samples."""
+def with_members(recorded: Tables, drops: bool, stats: Any) -> Tables:
+    """The tables of what runs; counts known and new samples.
+
+    Parameters
+    ----------
+    drops : whether calls that repeat others are left out then
+    stats : Stats, where it counts
+    """
     structure = recorded.structure
     known = MEMBERS.get(structure, ())
     if known is None:
-        members = _members(recorded, stats)
+        members = _members(recorded, drops, stats)
         size = structure.num_bytes + (0 if members is None else members.structure.num_bytes)
         MEMBERS.put(structure, (), members, num_bytes=size)
     else:
@@ -87,7 +94,7 @@ def with_members(recorded: Tables, stats: Any) -> Tables:
     return recorded if members is None else recorded.with_members(members)
 
 
-def _members(recorded: Tables, stats: Any) -> Members | None:
+def _members(recorded: Tables, drops: bool, stats: Any) -> Members | None:
     """What runs of a structure that was not seen before; None if that is what was recorded."""
     r, num_data, offsets = recorded.recording, len(recorded.leaves.data), offsets_of_calls(recorded.recording)
     joinable = _joinable(recorded.classes, r)
@@ -105,7 +112,7 @@ def _members(recorded: Tables, stats: Any) -> Members | None:
     stats.sample_hits += len(forms) - len(new)
     stats.sample_misses += len(new)
     if new:
-        for k, form in zip(new, _analyze(recorded, cut, np.array(new), offsets, ids)):
+        for k, form in zip(new, _analyze(recorded, cut, np.array(new), offsets, ids, drops)):
             forms[k] = form
             FORMS.put(keys[k], (), form, num_bytes=len(keys[k]) + form.num_bytes)
     return _merged(recorded, cut, forms)
@@ -145,7 +152,8 @@ def _kinds(recorded: Tables) -> tuple[Any, list[int]]:
 
 # ---- analysis ----------------------------------------------------------------------------------------------------
 
-def _analyze(recorded: Tables, cut: Cut, new: Any, offsets: tuple[Any, Any], ids: Sequence[int]) -> list[Form]:
+def _analyze(recorded: Tables, cut: Cut, new: Any, offsets: tuple[Any, Any], ids: Sequence[int],
+             drops: bool) -> list[Form]:
     """The forms of new samples, which are looked at together."""
     classes, r, viewed = recorded.classes, recorded.recording, recorded.viewed
     recorded_values = offsets[1]
@@ -153,17 +161,18 @@ def _analyze(recorded: Tables, cut: Cut, new: Any, offsets: tuple[Any, Any], ids
         cut, calls, operands, number = take_samples(cut, new, r.operands, offsets)
         r, viewed = r.of_calls(calls, operands, number), number[viewed]
         viewed, recorded_values = viewed[viewed >= 0], offsets_of_calls(r)[1]
-    s = scan(r)
-    classes, r, value_of = _fold(classes, r, s, viewed)
-    if value_of is None:
-        value_of = np.arange(s.value_offsets[-1])
-    else:
-        s, viewed = scan(r), value_of[viewed]
+
+    def teach() -> None:
+        """What is read by more calls than there are of it, without repeats, is better made once and for all."""
+        left = recorded.structure.without_repeats(find_repeats(recorded.repeat_facts(), offsets), 0)
+        _groups(*_fold(recorded.classes, left.recording, left.viewed)[:3])
+
+    classes, r, s, viewed, value_of = _fold(classes, r, viewed)
     made: list[Made] = list(classes[len(ids):])
     call_made = np.maximum(r.call_class - len(ids), -1)
-    joined = _join(classes, r, s, viewed, [*ids, *[-1] * len(made)])
-    if joined is not None:
-        coarse, composed = joined
+    groups = _groups(classes, r, s, teach if drops else None)
+    if groups is not None:
+        coarse, composed = _join(classes, r, s, viewed, groups, [*ids, *[-1] * len(made)])
         origins = np.array(coarse.origins, np.int64)
         of_class = np.where(origins >= 0, np.maximum(origins - len(ids), -1), len(made) - 1 - origins)
         made += composed
@@ -173,16 +182,15 @@ def _analyze(recorded: Tables, cut: Cut, new: Any, offsets: tuple[Any, Any], ids
                     len(recorded.leaves.data), made)
 
 
-def _fold(classes: Sequence[CallClass], r: Recording, s: Scan, viewed: Any) -> Any:
-    """Let long sums be lists: the classes and the recording with them, and its numbers of the values (None: as before).
+def _fold(classes: Sequence[CallClass], r: Recording, viewed: Any) -> tuple[Any, Recording, Scan, Any, Any]:
+    """Let long sums be lists: classes, recording, scan and viewed values then, and the numbers that values have there.
     """
+    s = scan(r)
     adds = np.array([cls.identity is None and cls.signature.adds_rows for cls in classes], bool)
     chains = find_chains(r, s, np.concatenate([r.heads, viewed]), adds) if adds.any() else None
-    if chains is None:
-        return classes, r, None
-    chosen = SUM_ROLES.chosen(chains, _names(classes))
-    if not chosen.any():
-        return classes, r, None
+    chosen = np.zeros(0, bool) if chains is None else SUM_ROLES.chosen(chains, _names(classes))
+    if chains is None or not chosen.any():
+        return classes, r, s, viewed, np.arange(s.value_offsets[-1])
     known: dict[Any, int] = {}
     classes, list_of = list(classes), np.full(len(classes), -1, np.int64)
     for c in np.unique(chains.roles[chosen, 0]).tolist():
@@ -191,16 +199,20 @@ def _fold(classes: Sequence[CallClass], r: Recording, s: Scan, viewed: Any) -> A
             known[signature, recorded] = len(classes)
             classes.append(_made(signature, recorded, (), classes[c].where))
         list_of[c] = known[signature, recorded]
-    return classes, *fold_chains(r, s, chains, chosen, list_of)
+    r, value_of = fold_chains(r, s, chains, chosen, list_of)
+    return classes, r, scan(r), value_of[viewed], value_of
 
 
-def _join(classes: Sequence[CallClass], r: Recording, s: Scan, viewed: Any, ids: Sequence[int]) -> Any:
-    """Join launches that have the same members: the coarse recording, and the classes that were made; None if none."""
+def _groups(classes: Sequence[CallClass], r: Recording, s: Scan, teach: Any = None) -> Groups | None:
+    """The launches that have the same members."""
     launch = POLICIES["depth"].plan(problem_of(r, s, *np.zeros((2, len(r.classes)))))
     heavy = np.array([cls.signature.has_product for cls in classes], bool)
-    groups = find_groups(r, s, launch, _joinable(classes, r), heavy, _names(classes), HABITS)
-    if groups is None:
-        return None
+    return find_groups(r, s, launch, _joinable(classes, r), heavy, _names(classes), HABITS, teach)
+
+
+def _join(classes: Sequence[CallClass], r: Recording, s: Scan, viewed: Any, groups: Groups,
+          ids: Sequence[int]) -> tuple[Coarse, list[Made]]:
+    """Join these launches: the coarse recording, and the classes that were made."""
     numbers: dict[Any, int] = {}
     looks = np.array([numbers.setdefault(look, len(numbers)) for cls in classes
                       for look in zip(cls.signature.operand_specs, cls.signature.split)], np.int64)

@@ -50,7 +50,7 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     drops = (scope.config.drop_repeats and context.device_type == "cpu"
              and Method(scope.config.policy, scope.config.granularity).drops_repeats)
     # Policy "none" is there to see what every call by itself costs.
-    runs = with_members(recorded, stats) if scope.config.policy != "none" else recorded
+    runs = with_members(recorded, drops, stats) if scope.config.policy != "none" else recorded
     tables = without_repeats(runs) if drops else runs
     sample = choose_method(scope.config, recorded.classes, tables, later)
     if not sample.method.drops_repeats:         # (what auto tries)

@@ -128,7 +128,7 @@ class SumRoles(LastUsed):
             lists[k] = self.get(name, False) or len(lengths) >= SEVERAL or lengths[-1] > LONG
             if lists[k]:
                 self.put(name, True)
-        return lists[of_chain] & (chains.lengths > 2)
+        return lists[of_chain]
 
 
 SUM_ROLES = SumRoles()          # of the whole process

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .analyzer import offsets_of_calls, scan
+from .analyzer import scan
 from .auto import Auto, Sample
 from .costs.cost_model import Device
 from .costs.devices import NATIVE
@@ -56,7 +56,7 @@ def _distinct(tables: Tables) -> Tables | None:
     key = (structure, device, facts.lookups.ids.tobytes())
     known = REPEATS.get(key, ())
     if known is None:
-        left = find_repeats(facts, offsets_of_calls(tables.recording))
+        left = find_repeats(facts, tables.recording.offsets)
         seen = SEEN.get(structure.checksum, False)
         SEEN.put(structure.checksum, True)
         found = (structure.without_repeats(left, tables.num_recorded(left.repeats))

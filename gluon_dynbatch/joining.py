@@ -69,6 +69,7 @@ class Groups(NamedTuple):
     member, role : int64 arrays, shape (calls,)
     order, offsets : the calls of launch k are order[offsets[k]:offsets[k + 1]], by member, then by role
     num_joined : launches of before that are now part of others
+    settled : whether classes were joined as enough flushes before have shown
     """
 
     of_launch: Any
@@ -80,6 +81,7 @@ class Groups(NamedTuple):
     order: Any
     offsets: Any
     num_joined: int
+    settled: bool
 
 
 class Habits(LastUsed):
@@ -96,9 +98,12 @@ class Habits(LastUsed):
         known = [self.get(pair, (0, 0)) for pair in pairs]
         return [balance < 0 for balance, _ in known] if all(n >= ENOUGH for _, n in known) else None
 
-    def of(self, pairs: Sequence[Any]) -> list[bool]:
-        """Which pairs are mostly apart, as far as is known. (Those that no flush tells of shall be seen as well.)"""
-        self.learn([pair for pair in pairs if self.get(pair) is None], [0] * len(pairs))
+    def taught(self, pairs: Sequence[Any], teach: Callable[[], None]) -> list[bool]:
+        """Which pairs are mostly apart, once others have told; pairs that these do not have were seen in vain."""
+        before = [self.get(pair) for pair in pairs]
+        teach()
+        unknown = [pair for pair, known in zip(pairs, before) if self.get(pair) == known]
+        self.learn(unknown, [0] * len(unknown))
         return [self.get(pair, (0, 0))[0] < 0 for pair in pairs]
 
     def learn(self, pairs: Sequence[Any], balances: Sequence[int]) -> list[bool]:
@@ -152,9 +157,9 @@ def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any, n
     pairs = [(names[a], names[b], k) for a, b, k in zip(producers.tolist(), of_column.tolist(),
                                                         (columns - s.column_offsets[of_column]).tolist())]
     known = habits.apart(pairs)
+    settled = known is not None
     if known is None and teach is not None:
-        teach()
-        known = habits.of(pairs)
+        known = habits.taught(pairs, teach)
     if known is None:
         first_order = order.copy()
         found = _grow(first_order, bounds, launch.copy(), calls, (*classes, apart), readers)
@@ -170,7 +175,7 @@ def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any, n
     number[by_start] = np.arange(len(by_start))
     num_joined = num_launches - int((group == np.arange(len(group))).sum())
     return Groups(number[group[by_start]], number[follows[by_start]], place[by_start], times[by_start], member, role,
-                  order, np.append(starts[by_start], len(order)), num_joined)
+                  order, np.append(starts[by_start], len(order)), num_joined, settled)
 
 
 @njit(cache=True, nogil=True)

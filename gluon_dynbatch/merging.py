@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numba import njit
 
-from .analyzer import Recording, Scan, offsets_of_calls, problem_of, scan
+from .analyzer import Recording, Scan, problem_of, scan
 from .coarse import Coarse, coarsen, compositions_of, depends_on
 from .compositions import COMPOSED, is_by_rows
 from .joining import HABITS, Groups, find_groups
@@ -96,7 +97,7 @@ def with_members(recorded: Tables, drops: bool, stats: Any) -> Tables:
 
 def _members(recorded: Tables, drops: bool, stats: Any) -> Members | None:
     """What runs of a structure that was not seen before; None if that is what was recorded."""
-    r, num_data, offsets = recorded.recording, len(recorded.leaves.data), offsets_of_calls(recorded.recording)
+    r, num_data, offsets = recorded.recording, len(recorded.leaves.data), recorded.recording.offsets
     joinable = _joinable(recorded.classes, r)
     if not joinable.any() or not any_reads(r.call_class, *offsets, r.operands, joinable):
         return None                         # marked blocks: reading the log was the merge
@@ -112,9 +113,11 @@ def _members(recorded: Tables, drops: bool, stats: Any) -> Members | None:
     stats.sample_hits += len(forms) - len(new)
     stats.sample_misses += len(new)
     if new:
-        for k, form in zip(new, _analyze(recorded, cut, np.array(new), offsets, ids, drops)):
+        found, settled = _analyze(recorded, cut, np.array(new), offsets, ids, drops)
+        for k, form in zip(new, found):
             forms[k] = form
-            FORMS.put(keys[k], (), form, num_bytes=len(keys[k]) + form.num_bytes)
+            if settled:
+                FORMS.put(keys[k], (), form, num_bytes=len(keys[k]) + form.num_bytes)
     return _merged(recorded, cut, forms)
 
 
@@ -153,14 +156,14 @@ def _kinds(recorded: Tables) -> tuple[Any, list[int]]:
 # ---- analysis ----------------------------------------------------------------------------------------------------
 
 def _analyze(recorded: Tables, cut: Cut, new: Any, offsets: tuple[Any, Any], ids: Sequence[int],
-             drops: bool) -> list[Form]:
-    """The forms of new samples, which are looked at together."""
+             drops: bool) -> tuple[list[Form], bool]:
+    """The forms of new samples, which are looked at together, and whether others would look like them from now on."""
     classes, r, viewed = recorded.classes, recorded.recording, recorded.viewed
     recorded_values = offsets[1]
     if len(new) < len(cut.starts) - 1:
         cut, calls, operands, number = take_samples(cut, new, r.operands, offsets)
         r, viewed = r.of_calls(calls, operands, number), number[viewed]
-        viewed, recorded_values = viewed[viewed >= 0], offsets_of_calls(r)[1]
+        viewed, recorded_values = viewed[viewed >= 0], r.offsets[1]
 
     def teach() -> None:
         """What is read by more calls than there are of it, without repeats, is better made once and for all."""
@@ -178,8 +181,9 @@ def _analyze(recorded: Tables, cut: Cut, new: Any, offsets: tuple[Any, Any], ids
         made += composed
         r, call_made, value_of = coarse.recording, of_class[coarse.recording.call_class], np.append(
             coarse.value_of, -1)[value_of]
-    return forms_of(cut, Parts(call_made, *offsets_of_calls(r), r.operands, value_of), recorded_values,
-                    len(recorded.leaves.data), made)
+    forms = forms_of(cut, Parts(call_made, *r.offsets, r.operands, value_of), recorded_values,
+                     len(recorded.leaves.data), made)
+    return forms, groups is None or groups.settled
 
 
 def _fold(classes: Sequence[CallClass], r: Recording, viewed: Any) -> tuple[Any, Recording, Scan, Any, Any]:
@@ -188,7 +192,10 @@ def _fold(classes: Sequence[CallClass], r: Recording, viewed: Any) -> tuple[Any,
     s = scan(r)
     adds = np.array([cls.identity is None and cls.signature.adds_rows for cls in classes], bool)
     chains = find_chains(r, s, np.concatenate([r.heads, viewed]), adds) if adds.any() else None
+    num_roles = len(SUM_ROLES)
     chosen = np.zeros(0, bool) if chains is None else SUM_ROLES.chosen(chains, _names(classes))
+    if len(SUM_ROLES) > num_roles:
+        FORMS.clear()                       # there, such sums are no lists
     if chains is None or not chosen.any():
         return classes, r, s, viewed, np.arange(s.value_offsets[-1])
     known: dict[Any, int] = {}
@@ -242,11 +249,12 @@ def _made(signature: Signature, recorded: bool, ids: tuple[int, ...], *facts: An
 
 
 def _names(classes: Sequence[CallClass]) -> list[Any]:
-    """What classes are called in all flushes; without blocks and weights, which may die."""
+    """What classes are called in all flushes: not by blocks and weights, which may die, nor by the name of a block, which
+    is another one where a loss is made anew for every sample."""
     count: Counter[Any] = Counter()
     names = []
     for cls in classes:
-        look = (cls.signature if cls.identity is None else None, cls.recorded, cls.where)
+        look = (cls.signature if cls.identity is None else None, cls.recorded, cls.where.partition(" ")[0])
         names.append((*look, count[look]))      # the same operator with another weight is another class
         count[look] += 1
     return names
@@ -258,26 +266,41 @@ def _merged(recorded: Tables, cut: Cut, forms: Sequence[Form]) -> Members:
     """The forms of all samples as tables."""
     r, old, num_classes = recorded.recording, recorded.structure, len(recorded.classes)
     m = merge_forms(cut, forms, len(recorded.leaves.data))
-    plain, call_of = m.call_made < 0, m.call_of
-    by_name = {(cls.signature, cls.recorded): c for c, cls in enumerate(recorded.classes) if cls.signature.slots}
-    is_list = np.array([*[cls.signature.slots for cls in m.made], 0], np.int64)
-    of_made = np.array([by_name.get((cls.signature, cls.recorded), num_classes + k) for k, cls in enumerate(m.made)]
-                       + [-1], np.int64)
-    call_class = np.where(plain, r.call_class[call_of], of_made[m.call_made])
-    used = np.flatnonzero(np.bincount(call_class))
+    lists = {(cls.signature, cls.recorded): c for c, cls in enumerate(recorded.classes) if cls.signature.slots}
+    of_made = [lists.get((cls.signature, cls.recorded), num_classes + k) for k, cls in enumerate(m.made)]
+    is_list = np.array([cls.signature.slots > 0 for cls in m.made], bool)
+    call_class, call_entry, call_width, call_count, call_first, value_specs = _describe(
+        m.call_of, m.call_made, m.num_operands, m.value_of, m.num_values, np.array(of_made, np.int64), is_list,
+        len(recorded.entries), r.call_class, old.call_entry, r.call_width, r.call_count, r.call_first, old.value_specs)
+    used = np.flatnonzero(np.bincount(call_class, minlength=1))
     number = np.zeros(num_classes + len(m.made), np.int64)
     number[used] = np.arange(len(used))
     buffers = {b: k for k, b in enumerate(old.buffers)}
     origins = [c if c < num_classes else num_classes - 1 - c for c in used.tolist()]
     infos = [r.classes[c] if c >= 0 else class_info(m.made[-1 - c], False, buffers) for c in origins]
-    kept = m.value_of >= 0
-    value_specs = np.empty(m.num_values, np.int64)
-    value_specs[m.value_of[kept]] = old.value_specs[kept]
-    recording = replace(
-        r, classes=infos, call_class=number[call_class], call_width=r.call_width[call_of], operands=m.operands,
-        heads=m.value_of[r.heads], call_first=np.where(plain, r.call_first[call_of], 0),
-        call_count=np.where(plain, r.call_count[call_of], is_list[m.call_made] * m.num_operands))
-    call_entry = np.where(plain, old.call_entry[call_of], len(recorded.entries) + m.call_made)
+    recording = replace(r, classes=infos, call_class=number[call_class], call_width=call_width, operands=m.operands,
+                        heads=m.value_of[r.heads], call_count=call_count, call_first=call_first)
     structure = Structure(recording, list(buffers), value_specs, call_entry, old.numbers, old.leaf_specs,
                           m.value_of[old.viewed], m.value_of)
     return Members(structure, origins, m.made)
+
+
+@njit(cache=True, nogil=True)
+def _describe(call_of, call_made, num_operands, value_of, num_values, of_made, is_list,  # type: ignore[no-untyped-def]
+              num_entries, old_class, old_entry, old_width, old_count, old_first, old_specs):
+    """Class, entry, width, length of the list and first row of each call, and the spec of each value."""
+    count = len(call_of)
+    call_class, call_entry = np.empty(count, np.int64), np.empty(count, np.int64)
+    call_width, call_count, call_first = old_width[call_of], old_count[call_of], old_first[call_of]
+    for i in range(count):
+        m = call_made[i]
+        if m < 0:
+            call_class[i], call_entry[i] = old_class[call_of[i]], old_entry[call_of[i]]
+        else:
+            call_class[i], call_entry[i], call_first[i] = of_made[m], num_entries + m, 0
+            call_count[i] = num_operands[i] if is_list[m] else 0
+    value_specs = np.empty(num_values, np.int64)
+    for v in range(len(value_of)):
+        if value_of[v] >= 0:
+            value_specs[value_of[v]] = old_specs[v]
+    return call_class, call_entry, call_width, call_count, call_first, value_specs

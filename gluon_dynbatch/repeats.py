@@ -105,7 +105,7 @@ def find_repeats(facts: Facts, offsets: tuple[Any, Any]) -> Distinct:
 
     Parameters
     ----------
-    offsets : of operands and values, as `offsets_of_calls` gives them
+    offsets : of operands and values, `Recording.offsets`
     """
     f = facts
     first, repeats = _find(f.kinds, f.counts, f.firsts, *offsets, f.operands, f.pure, f.numbers, f.num_data, f.held,

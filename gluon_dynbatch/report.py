@@ -50,10 +50,12 @@ class Stats:
     def __str__(self) -> str:
         joined = f", {self.joined} joined" if self.joined else ""
         repeats = f", {self.repeats} of them repeats," if self.repeats else ""
+        samples = self.sample_hits + self.sample_misses
+        merged = f", {self.sample_hits} of {samples} samples known" if samples else ""
         return (f"{self.calls} calls{repeats} in {self.launches} launches{joined} ({self.ops} operators forward, "
                 f"{self.backward_ops} backward), {self.flushes} flushes; record {self.record_ms:.1f} ms, "
                 f"analyze {self.analyze_ms:.1f} ms ({self.cache_hits} of {self.cache_hits + self.cache_misses} plans "
-                f"known), execute {self.execute_ms:.1f} ms ({self.predicted_execute_ms:.1f} predicted), "
+                f"known{merged}), execute {self.execute_ms:.1f} ms ({self.predicted_execute_ms:.1f} predicted), "
                 f"backward {self.backward_ms:.1f} ms ({self.predicted_backward_ms:.1f} predicted); "
                 f"ran alone: {sum(self.fallbacks.values())}")
 

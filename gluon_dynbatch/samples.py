@@ -90,7 +90,7 @@ def cut_samples(call_entry: Any, offsets: tuple[Any, Any], operands: Any, kinds:
     Parameters
     ----------
     call_entry : int64 array, the entry of each call
-    offsets : where the operands and the values of each call begin, as `offsets_of_calls` gives them
+    offsets : where the operands and the values of each call begin, `Recording.offsets`
     operands : int64 array, tokens
     kinds, slots : int64 arrays, shape (entries,)
         A number that stands for the entry in all flushes; and how many operands an element of its list has, or 0.

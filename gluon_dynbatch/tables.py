@@ -14,7 +14,7 @@ from numba import njit
 
 from cavs_core import LazyArray, RunError, copy_arrays, need_gradient, offsets_of, view_of_data
 
-from .analyzer import ClassInfo, Recording, offsets_of_calls
+from .analyzer import ClassInfo, Recording
 from .fastpath import FIRST, find_held
 from .plan_cache import PlanCache, checksum
 from .repeats import Distinct, Facts, Lookups
@@ -154,7 +154,7 @@ class Tables:
 
     def num_recorded(self, calls: Any) -> int:
         """How many recorded calls some calls stand for."""
-        parts = np.array([getattr(e, "num_parts", 1) for e in self.entries], np.int64)[self.call_entry[calls]]
+        parts = np.array([cls.num_parts for cls in self.classes], np.int64)[self.recording.call_class[calls]]
         return int(np.where(parts, parts, self.recording.call_count[calls] - 1).sum())      # 0: a sum of several terms
 
     @property
@@ -186,7 +186,7 @@ class Tables:
         leaves: list[int] = []
         looks_up = [e.signature.looks_up for e in self.entries]
         calls = np.flatnonzero(np.array(looks_up)[self.call_entry]).tolist() if any(looks_up) else []
-        offsets, num_ids = offsets_of_calls(r)[0] if calls else (), 0
+        offsets, num_ids = r.offsets[0] if calls else (), 0
         for i in calls:
             index, table = r.operands[offsets[i]:offsets[i] + 2].tolist()
             if not -len(self.leaves.data) <= index < 0 or table >= 0:

@@ -249,8 +249,10 @@ def _made(signature: Signature, recorded: bool, ids: tuple[int, ...], *facts: An
 
 
 def _names(classes: Sequence[CallClass]) -> list[Any]:
-    """What classes are called in all flushes: not by blocks and weights, which may die, nor by the name of a block, which
-    is another one where a loss is made anew for every sample."""
+    """What classes are called in all flushes.
+
+    Not by blocks and weights, which may die; nor by a block's name: a loss that is made for every sample has new ones.
+    """
     count: Counter[Any] = Counter()
     names = []
     for cls in classes:

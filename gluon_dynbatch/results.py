@@ -112,10 +112,10 @@ class Flushed:
         self.stats, self._value_of = calls.recorder.scope.stats, tables.value_of
         self.views, self.viewed = calls.views, calls.viewed
         if tables.value_of is not None:
-            taken = len(tables.value_of)            # (another thread may record more)
-            self.viewed = {self.number(v) for v in list(self.viewed) if v < taken}
-            self.views = {self.number(v): (self.number(base), make) for v, (base, make) in list(self.views.items())
-                          if v < taken}
+            number = tables.value_of.tolist() if self.viewed else []
+            taken = len(number)                     # (another thread may record more)
+            self.viewed = {number[v] for v in list(self.viewed) if v < taken}
+            self.views = {number[v]: (number[base], make) for v, (base, make) in list(self.views.items()) if v < taken}
         self.plans, self.leaf_names, self.heads = planned.plans, planned.names, planned.heads
         self.depends = [cls.depends for cls in planned.classes]
         self._note_backward = note_backward

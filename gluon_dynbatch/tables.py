@@ -179,24 +179,24 @@ class Tables:
 
     def _lookups(self) -> tuple[Lookups, list[int]]:
         """The calls that look up one row for each number in an outside array; without the numbers, and these arrays."""
-        r = self.recording
+        r, specs = self.recording, self.leaves.specs
         starts, counts, tables = np.zeros((3, len(self.call_entry)), np.int64)
         names_row = np.full(len(self.entries), -1, np.int64)
+        looks_up = np.array([e.signature.looks_up for e in self.entries], bool)
+        if not looks_up.any():
+            return Lookups(starts, counts, tables, np.zeros(0, np.int64), names_row), []
+        calls = np.flatnonzero(looks_up[self.call_entry])
+        index, table = (r.operands[r.offsets[0][calls] + k] for k in (0, 1))
+        calls = calls[(index < 0) & (index >= -len(self.leaves.data)) & (table < 0)]
+        index, table = (r.operands[r.offsets[0][calls] + k] for k in (0, 1))
+        sizes = _array([math.prod(SPECS[s].shape) for s in specs[-1 - index].tolist()])
+        whole = sizes == [WIDTHS[self.entries[e].owners[0].spec] for e in self.call_entry[calls].tolist()]
+        calls, index, table, sizes = (part[whole] for part in (calls, index, table, sizes))
         known: dict[Any, int] = {}
-        leaves: list[int] = []
-        looks_up = [e.signature.looks_up for e in self.entries]
-        calls = np.flatnonzero(np.array(looks_up)[self.call_entry]).tolist() if any(looks_up) else []
-        offsets, num_ids = r.offsets[0] if calls else (), 0
-        for i in calls:
-            index, table = r.operands[offsets[i]:offsets[i] + 2].tolist()
-            if not -len(self.leaves.data) <= index < 0 or table >= 0:
-                continue
-            count = math.prod(SPECS[self.leaves.specs[-1 - index]].shape)
-            if WIDTHS[self.entries[self.call_entry[i]].owners[0].spec] == count:
-                starts[i], counts[i] = num_ids, count
-                tables[i] = known.setdefault((int(r.call_class[i]), table), len(known))
-                leaves.append(-1 - index)
-                num_ids += count
+        pairs = zip(r.call_class[calls].tolist(), table.tolist())
+        starts[calls], counts[calls] = np.cumsum(sizes) - sizes, sizes
+        tables[calls] = [known.setdefault(pair, len(known)) for pair in pairs]
+        leaves = (-1 - index).tolist()
         looks: dict[Any, int] = {}
         for k, e in enumerate(self.entries):
             if leaves and e.signature.alias >= 0 and WIDTHS[e.owners[0].spec] == 1:

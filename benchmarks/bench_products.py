@@ -1,10 +1,11 @@
-"""Products of few rows: ours against BLAS with one thread, and numpy with all it takes.
+"""Products: ours, with W as it stands and packed, against BLAS with one thread, and numpy with all it takes.
 
     python benchmarks/bench_products.py [--dtype float64] [--rows 1,4,64] [--shapes 300x750,64x64]
 
-Each cell is GFLOP/s, ours / BLAS / numpy, from the fastest of many interleaved calls; a call from Python, about 1 us,
-is part of it. Shapes are k x n: C[rows, n] = A[rows, k] W, with W as (n, k) ("transposed", how Gluon keeps it:
-forward) and as (k, n) (backward). The rows at which ours stops being the faster one are what `products.own_rows` says.
+Each cell is GFLOP/s, ours / packed / BLAS / numpy, from the fastest of many interleaved calls; a call from Python,
+about 1 us, is part of it, packing is not. Shapes are k x n: C[rows, n] = A[rows, k] W, with W as (n, k) ("transposed",
+how Gluon keeps it: forward) and as (k, n) (backward). The rows at which ours stops being faster than BLAS are what
+`products.own_rows` says.
 """
 
 from __future__ import annotations
@@ -43,10 +44,15 @@ def measure(rows: int, k: int, n: int, transposed: bool, dtype: str) -> str:
                for s in ((rows, k), (n, k) if transposed else (k, n), (rows, n)))
     run = products.routine(products.product_nt if transposed else products.product_nn, dtype).call
     args = (address_of(a), k, address_of(w), w.shape[1], address_of(c), n, rows, n, k, 0, blas.gemm_address(dtype))
+    panels = np.zeros(products.packed_elements(n, k, dtype), dtype)
+    pack = products.routine(products.pack_nt if transposed else products.pack_nn, dtype).call
+    pack(address_of(w), w.shape[1], address_of(panels), n, k, 0, -(-n // products.panel_columns(dtype)))
+    packed = products.routine(products.product_packed, dtype).call
     flop = 2 * rows * n * k
     repeats = int(min(max(FLOP / flop, 8), 400))
     with blas.one_thread():
-        times = fastest([lambda: run(*args, rows), lambda: run(*args, 0)], repeats)
+        times = fastest([lambda: run(*args, rows), lambda: packed(*args[:2], address_of(panels), *args[3:], 0),
+                         lambda: run(*args, 0)], repeats)
     # Not between the others: numpy's second thread stays awake for a while.
     times += fastest([lambda: np.dot(a, w.T if transposed else w, out=c)], repeats)
     return "/".join(f"{flop / seconds / 1e9:.0f}" for seconds in times)
@@ -60,13 +66,13 @@ def main() -> None:
     options = parser.parse_args()
     rows = [int(x) for x in options.rows.split(",")]
     shapes = [tuple(map(int, x.split("x"))) for x in options.shapes.split(",")]
-    print(f"GFLOP/s, own / BLAS 1 thread / numpy {blas.num_threads()} threads, {options.dtype}")
+    print(f"GFLOP/s, own / packed / BLAS 1 thread / numpy {blas.num_threads()} threads, {options.dtype}")
     for transposed in (True, False):
-        print(f"\n{'transposed' if transposed else 'plain':10}", "".join(f"{m:>12}" for m in rows), "   own up to")
+        print(f"\n{'transposed' if transposed else 'plain':10}", "".join(f"{m:>17}" for m in rows), "   own up to")
         for k, n in shapes:
             print(f"{k:>4}x{n:<5}", end=" ")
             for m in rows:
-                print(f"{measure(m, k, n, transposed, options.dtype):>12}", end="", flush=True)
+                print(f"{measure(m, k, n, transposed, options.dtype):>17}", end="", flush=True)
             print(f"{products.own_rows(n, k, transposed):>13}")
 
 

@@ -35,11 +35,13 @@ def array_at(address: int, shape: tuple[int, ...], dtype: Any, keeper: Any = Non
     return np.asarray(_Memory(address, shape, dtype, keeper))
 
 
+_wait_to_read, _get_data = mx.base._LIB.MXNDArrayWaitToRead, mx.base._LIB.MXNDArrayGetData
+
+
 def address_of_data(array: Any) -> int:
     """The address of the first element, once what is written to the array is there."""
-    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToRead(array.handle))
-    pointer = ctypes.c_void_p()
-    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    handle, pointer = array.handle, ctypes.c_void_p()
+    mx.base.check_call(_wait_to_read(handle) or _get_data(handle, ctypes.byref(pointer)))
     return pointer.value or 0
 
 

@@ -26,7 +26,7 @@ class Batches:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key][1]
-        made = InputGraph.batch(graphs)
+        made = graphs[0].alias() if len(graphs) == 1 and type(graphs[0]) is InputGraph else InputGraph.batch(graphs)
         with _lock:
             if key not in self._known and made.num_vertices <= _MOST_VERTICES:
                 self._known[key] = graphs, made

@@ -15,13 +15,13 @@ import numpy as np
 
 from .errors import TraceError
 from .graph import InputGraph
-from .graph_layout import Interface
+from .graph_layout import Interface, Interfaces
 from .plan import ClassPlan, VertexProgram, leaf_program, plan_class
-from .program import Gather, GatherAll, GatherSum, Param, Pull, Spec
-from .schedule import check_arity
+from .program import Const, Gather, GatherAll, Param, Pull, Spec
+from .schedule import IS_LEAF, IS_ROOT, check_arity, roles_of
 from .vertex import INNER, Role, VertexFunction, trace_vertex
 
-__all__ = ["CellClass", "CellPlan", "Classes"]
+__all__ = ["CellClass", "CellPlan", "Classes", "Vertices"]
 
 
 @dataclass
@@ -38,6 +38,13 @@ class CellClass:
         return Interface(vertex.ports, self.plan.answered_ports, vertex.num_states, vertex.pushed_states)
 
     @cached_property
+    def slots(self) -> tuple[int, bool]:
+        """How many children are gathered by number, and whether there may be others."""
+        ports = self.interface.ports
+        return (max((p.slot + 1 for p in ports if isinstance(p, Gather)), default=0),
+                any(not isinstance(p, Gather) for p in ports))
+
+    @cached_property
     def sources(self) -> list[Any]:
         """Where the inputs come from, also those that leaves do without."""
         return list(dict.fromkeys([*self.traced.program.inputs.values(), *self.plan.inputs.values()]))
@@ -52,26 +59,73 @@ class CellClass:
         return any(instr.op == "matmul" for instr in self.plan.vertex.program.instrs)
 
 
-@dataclass
 class Classes:
-    """The classes of the vertices of some graphs: leaves first."""
+    """The classes of some roles, leaves first, and what follows from them for all graphs.
 
-    all: list[CellClass]
-    of_vertex: Any                  # int64 array, the number of its class
-    rows: Any = None                # where the vertices are, once that was worked out; see graph_run.py
+    Parameters
+    ----------
+    every : list of CellClass
+    by_role : role -> the one it has
+    initial : for each state the source of its initial value
+    wanted_pulls : the inputs that want a gradient
+    """
 
-    def sources(self, kind: type) -> list[Any]:
+    def __init__(self, every: list[CellClass], by_role: dict[int, CellClass], initial: list[Any],
+                 wanted_pulls: Sequence[Pull]):
+        self.all = every
+        self.plans = [cls.plan for cls in every]
+        self.number = np.zeros(4, np.int64)             # of the class of each role
+        for role, cls in by_role.items():
+            self.number[role] = every.index(cls)
+        self.interfaces = Interfaces([cls.interface for cls in every])
+        self.pushing = next(cls.plan.vertex for cls in every if cls.plan.vertex.pushed)     # all others push alike
+        self.pushed_specs = [self.pushing.program.specs[v] for v in self.pushing.pushed]
+        # outside they have no axis of one
+        self.pushed_shapes = [s.shape[1:] if s.shape[0] == 1 else s.shape for s in self.pushed_specs]
+        self.by_slot = not any(isinstance(port, GatherAll) for cls in every for port in cls.interface.ports)
+        self.multiplies = np.array([cls.multiplies for cls in every])
+        self._compared_by: dict[frozenset[str], tuple[Any, list[str], Any]] = {}
+        self.consts = self._sources(Const)
+        self.params = list(dict.fromkeys([*self._sources(Param), *[s for s in initial if isinstance(s, Param)]]))
+        pulls = self._sources(Pull)
+        self.wanted: list[Any] = [s for s in self.params if s.parameter.grad_req != "null"]
+        self.wanted += [s for s in wanted_pulls if s in pulls]
+
+    def _sources(self, kind: type) -> list[Any]:
         """All inputs of one kind, once each."""
         return list(dict.fromkeys(s for cls in self.all for s in cls.sources if isinstance(s, kind)))
 
-    @property
-    def pushing(self) -> VertexProgram:
-        """A program that pushes; all others push alike."""
-        return next(cls.plan.vertex for cls in self.all if cls.plan.vertex.pushed)
+    @cached_property
+    def row_specs(self) -> list[Spec]:
+        """What a row of each buffer is: states, then pushed values that are none."""
+        found = {at: cls.plan.specs[v] for cls in self.all
+                 for v, at in zip(cls.plan.outputs, [*range(cls.interface.num_states), *self.interfaces.pushed_at])}
+        return [found[at] for at in range(self.interfaces.num_states + self.interfaces.num_own)]
 
-    @property
-    def by_slot(self) -> bool:
-        return not any(isinstance(port, GatherAll) for cls in self.all for port in cls.interface.ports)
+    def compared_by(self, integers: frozenset[str]) -> tuple[Any, list[str], Any]:
+        """What tells vertices apart, if these inputs are integers.
+
+        Returns
+        -------
+        bool array, whether vertices of a class may repeat others; the names of the inputs that they are compared by;
+        and which of these a class has: bool array, shape (classes, names)
+        """
+        if integers not in self._compared_by:
+            pulls = [{s.name for s in cls.plan.inputs.values() if isinstance(s, Pull)} for cls in self.all]
+            may_repeat = [mine <= integers and not cls.draws for mine, cls in zip(pulls, self.all)]
+            names = sorted(set().union(*(mine for mine, may in zip(pulls, may_repeat) if may)))
+            asks = np.array([[name in mine for name in names] for mine in pulls], bool).reshape(len(pulls), -1)
+            self._compared_by[integers] = np.array(may_repeat), names, asks
+        return self._compared_by[integers]
+
+
+@dataclass
+class Vertices:
+    """The vertices of some graphs."""
+
+    classes: Classes
+    of_vertex: Any                  # int64 array, the number of its class
+    rows: Any = None                # where the vertices are, once that was worked out; see graph_run.py
 
 
 class CellPlan:
@@ -96,55 +150,43 @@ class CellPlan:
         self.initial: list[Any] = []            # for each state the source of its initial value
         self.idle = 0                           # runs in a row in which no vertices repeated others
         self._traced: list[VertexProgram] = []
-        self._classes: dict[tuple[bool, int], CellClass] = {}
+        self._made: dict[tuple[bool, int], CellClass] = {}
+        self._classes: dict[tuple[int, ...], Classes] = {}      # by the roles that occur
 
-    def classes(self, graph: InputGraph) -> Classes:
-        """The classes of a graph's vertices; the same object for the same graph."""
+    def vertices(self, graph: InputGraph) -> Vertices:
+        """The vertices of a graph with their classes; the same object for the same graph."""
         known = graph.kept.get(self)
         if known is None:
-            known = self._find_classes(graph)
-            self._check_arity(graph, known)
+            role, fewest, most = roles_of(graph)
+            found = tuple([r for r in range(4) if most[r] >= 0])
+            classes = self._classes.get(found)
+            if classes is None:
+                classes = self._classes[found] = self._find_classes(found)
+            known = Vertices(classes, classes.number[role])
+            self._check_arity(graph, known, found, fewest, most)
             graph.kept[self] = known
         return known
 
-    def _find_classes(self, graph: InputGraph) -> Classes:
-        code = (graph.arity == 0).astype(np.int64)
-        code[graph.roots] += 2
-        found = np.flatnonzero(np.bincount(code, minlength=4)).tolist()
-        by_code = {c: self._class_of(Role(bool(c & 1), bool(c & 2))) for c in found}
-        every = list({id(cls): cls for cls in by_code.values()}.values()) or self._any_that_pushes()
+    def _find_classes(self, roles: Sequence[int]) -> Classes:
+        by_role = {r: self._class_of(Role(bool(r & IS_LEAF), bool(r & IS_ROOT))) for r in roles}
+        every = list({id(cls): cls for cls in by_role.values()}.values()) or self._any_that_pushes()
         every.sort(key=lambda cls: not cls.is_leaf)
         if not any(cls.plan.vertex.pushed for cls in every):
             raise TraceError(f"{self.name}: vertex() called v.push for no vertex of these graphs, so the run would "
                              "have no result")
-        number = np.zeros(4, np.int64)
-        for c, cls in by_code.items():
-            number[c] = every.index(cls)
-        return Classes(every, number[code])
+        return Classes(every, by_role, self.initial, self.wanted_pulls)
 
-    def _check_arity(self, graph: InputGraph, classes: Classes) -> None:
+    def _check_arity(self, graph: InputGraph, vertices: Vertices, roles: Sequence[int], fewest: Sequence[int],
+                     most: Sequence[int]) -> None:
         """A vertex that is no leaf must have every child that its program gathers by number."""
-        for c, cls in enumerate(classes.all):
-            ports = cls.interface.ports
-            slots = [p.slot for p in ports if isinstance(p, Gather)]
-            if not slots or self.allow_missing:
+        for role in roles:
+            c = int(vertices.classes.number[role])
+            needed, others = vertices.classes.all[c].slots
+            if self.allow_missing or role & IS_LEAF or not needed:
                 continue
-            needed = max(slots) + 1
-            among = classes.of_vertex == c
-            if any(isinstance(p, (GatherAll, GatherSum)) for p in ports):
-                check_arity(graph, at_least=needed, among=among)
-            else:
-                check_arity(graph, exact=needed, among=among)
-
-    def wanted(self, classes: Classes) -> list[Any]:
-        """The parameters and inputs that want a gradient."""
-        params = [s for s in self.parameters(classes) if s.parameter.grad_req != "null"]
-        pulls = classes.sources(Pull)
-        return params + [s for s in self.wanted_pulls if s in pulls]
-
-    def parameters(self, classes: Classes) -> list[Param]:
-        initial = [s for s in self.initial if isinstance(s, Param)]
-        return list(dict.fromkeys([*classes.sources(Param), *initial]))
+            if fewest[role] < needed or (most[role] > needed and not others):
+                check_arity(graph, at_least=needed if others else None, exact=None if others else needed,
+                            among=vertices.of_vertex == c)
 
     # ---- inside ------------------------------------------------------------------------------
 
@@ -156,7 +198,7 @@ class CellPlan:
     def _class_of(self, role: Role) -> CellClass:
         number = self._number_of(role)
         key = (role.is_leaf, number)
-        if key not in self._classes:
+        if key not in self._made:
             traced = self._traced[number]
             vertex = leaf_program(traced, self.initial) if role.is_leaf else traced
             params = [s for s in (*traced.program.inputs.values(), *self.initial) if isinstance(s, Param)]
@@ -164,8 +206,8 @@ class CellPlan:
             # The states of a root are read by nobody: all of it can wait, and runs once for all roots.
             plan = plan_class(vertex, wanted, self.recording, in_one_launch=role.is_leaf,
                               recurrent=() if traced.asked.get("is_root") else None)
-            self._classes[key] = CellClass(role.is_leaf, traced, plan)
-        return self._classes[key]
+            self._made[key] = CellClass(role.is_leaf, traced, plan)
+        return self._made[key]
 
     def _number_of(self, role: Role) -> int:
         """The trace for a role: one that was given the same answers to what it asked."""

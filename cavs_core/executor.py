@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from .backends.targets import WRITTEN, Target
 from .layout import ClassLayout, Frame, Layout, Place, Read, RowIndex, Segments
 from .partition import Step
-from .plan import ClassPlan, Phases, buffer_specs, peak_bytes
+from .plan import ClassPlan, Phases, peak_bytes
 from .program import CHILD, SHARED, Leaf, OutputGrad, Pull, Spec, StateGrad, Zeros
 
 __all__ = ["Run"]
@@ -68,7 +68,7 @@ class Run:
 
     def forward(self) -> list[Any]:
         """Run everything; the buffers."""
-        specs = buffer_specs([c.plan for c in self._all], self.layout)
+        specs = self.layout.row_specs
         self._row_shapes = [tuple(spec.shape) for spec in specs]
         self.buffers = [self.backend.empty((max(rows, 1), *spec.shape), spec.dtype)
                         for rows, spec in zip(self.layout.buffer_rows, specs)]

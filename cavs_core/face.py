@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
 from .backends.choose import BACKENDS, make_run, note_seconds, runs_in_the_end, runs_natively
-from .cell_plan import CellPlan, Classes
+from .cell_plan import CellPlan, Classes, Vertices
 from .errors import RunError
 from .graph import InputGraph, IntArray
 from .graph_run import lay_out
 from .mxnet_compat import autograd, mx
-from .program import Const, Pull, Spec, Zeros
+from .program import Pull, Spec, Zeros
 from .recorded_run import RecordedRun
 from .tape import needs_gradient
 from .vertex import VertexFunction
@@ -132,27 +132,25 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     ctx = _context(parameters, inputs or {})
     floats = _dtype_of(parameters)
     arrays = {key: _rows(value, key, graph, name, ctx, floats) for key, value in (inputs or {}).items()}
-    plan, classes = _plan(cell, parameters, graph, arrays, ctx)
-    rows = lay_out(plan, classes, graph, arrays, runs_in_the_end(ctx, backend) == "native")
+    plan, vertices = _plan(cell, parameters, graph, arrays, ctx)
+    classes = vertices.classes
+    rows = lay_out(plan, vertices, graph, arrays, runs_in_the_end(ctx, backend) == "native")
     stats = RunStats(graph.num_samples, graph.num_vertices, graph.num_edges, rows.num_launches, rows.num_repeats)
     stats.schedule_ms = (time.perf_counter() - start) * 1e3
-    program = classes.pushing.program
-    specs = [program.specs[v] for v in classes.pushing.pushed]
+    specs, plans, layout = classes.pushed_specs, classes.plans, rows.layout
     if graph.num_vertices == 0:
-        return RunOutput([_no_rows(_outer(s), s.dtype, ctx) for s in specs], graph, rows.pushing, stats, False)
+        nothing = [_no_rows(shape, spec.dtype, ctx) for shape, spec in zip(classes.pushed_shapes, specs)]
+        return RunOutput(nothing, graph, rows.pushing, stats, False)
     start = time.perf_counter()
-    plans, layout = [cls.plan for cls in classes.all], rows.layout
     native, stats.fallback = runs_natively(layout, plans, ctx, backend)
-    bound = _bind(plan, classes, arrays, ctx, native)
-    reading_initial = any((r.rows.rows == 0).any() for part in layout.classes for r in part.reads.values()
-                          if not r.per_edge)
-    initial = plan.initial if reading_initial else []
+    bound = _bind(classes, arrays, ctx, native)
+    initial = plan.initial if plan.allow_missing and rows.reads_initial else []
     fills = [(k, 0, None if isinstance(s, Zeros) else bound[s].expand_dims(0)) for k, s in enumerate(initial)]
     execution = make_run(native, layout, plans, ctx, bound, fills)
     inside, recording = execution.estimate(), plan.recording
     stats.estimate = lambda: inside() + rows.outside_bytes(specs, recording)
-    shapes = [(len(rows.pushing), *_outer(spec)) for spec in specs]
-    wanted = plan.wanted(classes) if plan.recording else []
+    shapes = [(len(rows.pushing), *shape) for shape in classes.pushed_shapes]
+    wanted = classes.wanted if recording else []
     with autograd.pause(train_mode=autograd.is_training()):
         execution.forward()
         if wanted:
@@ -172,37 +170,39 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
 # ---- planning --------------------------------------------------------------------------------
 
 def _plan(cell: VertexFunction, parameters: Sequence[Any], graph: InputGraph, arrays: dict[str, Any],
-          ctx: Any) -> tuple[CellPlan, Classes]:
-    """What was planned for the same signature before, or a new plan; and the classes of the vertices."""
+          ctx: Any) -> tuple[CellPlan, Vertices]:
+    """What was planned for the same signature before, or a new plan; and the vertices with their classes."""
     recording = autograd.is_recording()
     wanted_pulls = tuple(sorted(k for k, x in arrays.items() if isinstance(x, NDArray) and needs_gradient(x))
                          ) if recording else ()
-    pulls = {k: Spec((1, *x.shape[1:]), np.dtype(x.dtype).name) for k, x in arrays.items()}
-    # the states have the dtype of the parameters, else of the first floating input
-    dtype = _dtype_of(parameters) or next((s.dtype for s in pulls.values() if s.is_float), "float32")
-    signature = (tuple(sorted(pulls.items())), dtype, recording, wanted_pulls, autograd.is_training())
+    looks = tuple([(k, x.shape[1:], x.dtype) for k, x in sorted(arrays.items())])
+    signature = (looks, recording, wanted_pulls, autograd.is_training())
     plan = cell._plans.get((signature, _looks(parameters)))
     if plan is None:
+        pulls = {k: Spec((1, *x.shape[1:]), _name_of(x.dtype)) for k, x in arrays.items()}
+        # the states have the dtype of the parameters, else of the first floating input
+        dtype = _dtype_of(parameters) or next((s.dtype for s in pulls.values() if s.is_float), "float32")
         plan = CellPlan(cell, pulls, dtype, ctx, recording, wanted_pulls)
-    classes = plan.classes(graph)
+    vertices = plan.vertices(graph)
     # A deferred parameter got its shape while it was traced: the signature of the next run has that shape.
     cell._plans[signature, _looks(parameters)] = plan
-    return plan, classes
+    return plan, vertices
 
 
 def _looks(parameters: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple([(p.grad_req, p.shape) for p in parameters])
+    """What a plan depends on; read past the properties, which ask MXNet what a zero in a shape means."""
+    return tuple([(p._grad_req, p._shape, p.dtype) for p in parameters])
 
 
-def _bind(plan: CellPlan, classes: Classes, arrays: dict[str, Any], ctx: Any, native: bool) -> dict[Any, Any]:
+def _bind(classes: Classes, arrays: dict[str, Any], ctx: Any, native: bool) -> dict[Any, Any]:
     """All arrays of a run, by source."""
     bound: dict[Any, Any] = {}
     for key, x in arrays.items():
         if isinstance(x, np.ndarray) and not native:
             x = _in_mxnet(x, ctx, None)
         bound[Pull(key)] = x.reshape((x.shape[0], 1, *x.shape[1:]))
-    bound.update({source: source.parameter.data(ctx) for source in plan.parameters(classes)})
-    bound.update({source: source.array for source in classes.sources(Const)})
+    bound.update({source: source.parameter.data(ctx) for source in classes.params})
+    bound.update({source: source.array for source in classes.consts})
     return bound
 
 
@@ -219,8 +219,12 @@ def _parameters(cell: VertexFunction) -> list[Any]:
 
 def _dtype_of(parameters: Sequence[Any]) -> str | None:
     """That of the first floating one."""
-    dtypes = (np.dtype(p.dtype).name for p in parameters)
-    return next((dtype for dtype in dtypes if dtype.startswith("float")), None)
+    return next((dtype for dtype in (_name_of(p.dtype) for p in parameters) if dtype.startswith("float")), None)
+
+
+@cache
+def _name_of(dtype: Any) -> str:
+    return np.dtype(dtype).name
 
 
 # ---- inputs ----------------------------------------------------------------------------------
@@ -285,8 +289,3 @@ def _no_rows(shape: Sequence[int], dtype: Any, ctx: Any) -> Any:
     """An array of zero rows, which MXNet makes only with numpy's meaning of a zero in a shape."""
     with mx.util.np_shape(True):
         return mx.nd.zeros((0, *shape), dtype=dtype, ctx=ctx)
-
-
-def _outer(spec: Spec) -> tuple[int, ...]:
-    """The shape of a pushed value outside: without the axis of one."""
-    return spec.shape[1:] if spec.shape[0] == 1 else spec.shape

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from .array_memory import view_of_data
+from .array_memory import array_at, view_of_data
 from .backends.native_cpu.memory import ARENA
 from .backends.native_cpu.row_sums import add_equal_rows
+from .backends.native_cpu.sparse_memory import can_look_inside, make_room
 from .backends.targets import WRITTEN, Target
 from .mxnet_compat import mx
 
@@ -25,11 +26,13 @@ def is_sparse(parameter: Any) -> bool:
 
 
 def target_of(data: Any, parameter: Any) -> Target:
-    """The memory of a parameter's gradient."""
-    return Target(data.grad, parameter.grad_req == "add")
+    """The memory of a parameter's gradient, which is dense."""
+    handle = mx.base.NDArrayHandle()            # (`data.grad` asks how it is stored, too)
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetGrad(data.handle, ctypes.byref(handle)))
+    return Target(mx.nd.NDArray(handle), parameter.grad_req == "add")
 
 
-def write_gradient(data: Any, parameter: Any, grad: Any, add: bool) -> None:
+def write_gradient(data: Any, parameter: Any, grad: Any, add: bool, in_use: bool = False) -> None:
     """Write a gradient as `grad_req` says, or add it to what this pass has brought already.
 
     Parameters
@@ -37,10 +40,14 @@ def write_gradient(data: Any, parameter: Any, grad: Any, add: bool) -> None:
     data, parameter : the parameter's array, and the parameter
     grad : an array; for a sparse gradient a list of (row numbers, rows); WRITTEN if it is there already; None for zero
     add : whether part of the gradient has come another way
+    in_use : whether the engine may still be reading or writing what the gradient was before
     """
     if grad is WRITTEN:
         return
-    have, add = data.grad, add or parameter.grad_req == "add"
+    add = add or parameter.grad_req == "add"
+    if isinstance(grad, list) and grad and not (add or in_use) and _written_in_place(grad, data, parameter):
+        return
+    have = data.grad
     if is_sparse(parameter):
         new = grad.tostype("row_sparse") if isinstance(grad, mx.nd.NDArray) else row_sparse(grad or [], have)
         (mx.nd.elemwise_add(have, new) if add else new).copyto(have)
@@ -66,8 +73,8 @@ def _as_array(grad: Any, like: Any) -> Any:
 
 def row_sparse(parts: Sequence[tuple[Any, Any]], like: Any) -> Any:
     """Rows with their numbers, equal ones added up, as a row_sparse array; numpy's arrays, or MXNet's on its device."""
-    if like.context.device_type == "cpu":
-        return _on_cpu([[view_of_data(x) if isinstance(x, mx.nd.NDArray) else x for x in part] for part in parts], like)
+    if parts and like.context.device_type == "cpu":
+        return _on_cpu(_as_numpy(parts), like)
     return on_device(parts, like)
 
 
@@ -84,7 +91,31 @@ def on_device(parts: Sequence[tuple[Any, Any]], like: Any) -> Any:
                                          ctx=like.context, dtype=like.dtype)
 
 
-def _on_cpu(parts: Sequence[Sequence[Any]], like: Any) -> Any:
+def _written_in_place(parts: Sequence[tuple[Any, Any]], data: Any, parameter: Any) -> bool:
+    """Add rows up in the memory that a row_sparse gradient has already; whether it has enough."""
+    if not can_look_inside() or not all(isinstance(x, np.ndarray) or x.context.device_type == "cpu" for _, x in parts):
+        return False
+    shape, dtype, room = parameter.shape, np.dtype(parameter.dtype), None
+
+    def rows(count: int) -> Any:
+        nonlocal room
+        room = make_room(data, shape, dtype, count)
+        return None if room is None else array_at(room[0], (count, *shape[1:]), dtype)
+
+    kept = add_equal_rows(_as_numpy(parts), shape[0], rows)
+    if room is None:
+        return False
+    array_at(room[1], kept.shape, np.int64)[:] = kept
+    return True
+
+
+def _as_numpy(parts: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Arrays on the CPU as numpy's."""
+    numbers, rows = [[view_of_data(x) if isinstance(x, mx.nd.NDArray) else x for x in some] for some in zip(*parts)]
+    return list(zip(numbers, rows))
+
+
+def _on_cpu(parts: Sequence[tuple[Any, Any]], like: Any) -> Any:
     """Rows are added up inside the bytes of a stored array, which MXNet reads at once.
 
     (To make an array of its parts MXNet lets its engine copy the row numbers, and waits for that thread to wake up.)

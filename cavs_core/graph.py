@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from .errors import CycleError, DanglingEdgeError, GraphError
 
@@ -88,6 +89,13 @@ class InputGraph:
         vars(self).update(num_vertices=child_indptr.size - 1, child_indptr=_frozen(child_indptr),
                           child_index=_frozen(child_index), sample_offsets=_frozen(sample_offsets),
                           parts=(), known_depth=None, kept=weakref.WeakKeyDictionary())
+
+    def alias(self) -> InputGraph:
+        """The same graph, without what runs keep with it."""
+        made = object.__new__(InputGraph)
+        vars(made).update(vars(self), parts=(self,) if self.known_depth is None else (),
+                          kept=weakref.WeakKeyDictionary())
+        return made
 
     def note_depth(self, depth: IntArray) -> IntArray:
         """Keep what the schedule has found out: a sample comes again in every epoch."""
@@ -223,12 +231,10 @@ class InputGraph:
                 raise GraphError(
                     f"InputGraph.batch: sample {i} of the list is {reprlib.repr(graph)} ({type(graph).__name__}), "
                     "not an InputGraph. Make one with from_parents, from_edges or from_networkx.")
-        first_vertex = _offsets(np.array([g.num_vertices for g in graphs], dtype=np.int64))
-        first_edge = _offsets(np.array([g.num_edges for g in graphs], dtype=np.int64))
-        made = cls.trusted(
-            _joined([g.child_indptr[1:] for g in graphs], first_edge, start=[0]),
-            _joined([g.child_index for g in graphs], first_vertex, start=[]),
-            _joined([g.sample_offsets[1:] for g in graphs], first_vertex, start=[0]))
+        made = cls.trusted(*_joined(
+            np.array([(g.num_vertices, g.child_index.size, g.sample_offsets.size - 1) for g in graphs],
+                     np.int64).reshape(-1, 3),
+            *[np.concatenate([_NO_INTS, *arrays]) for arrays in zip(*[g._arrays() for g in graphs])] or [_NO_INTS] * 3))
         vars(made).update(parts=tuple(graphs))
         return made
 
@@ -268,13 +274,6 @@ class InputGraph:
         """The children of vertex `v`, in the order of their slots."""
         self._check_vertex(v)
         return self.child_index[self.child_indptr[v]:self.child_indptr[v + 1]]
-
-    def children_of_each(self, vertices: IntArray) -> tuple[IntArray, IntArray]:
-        """The children of some vertices, one vertex after the other: where those of each begin, and the children."""
-        arity = self.arity[vertices]
-        indptr = _offsets(arity)
-        entry = np.arange(indptr[-1]) + np.repeat(self.child_indptr[vertices] - indptr[:-1], arity)
-        return indptr, self.child_index[entry]
 
     def parents_of(self, v: int) -> IntArray:
         """The vertices that gather `v`, ascending, one entry per edge. Searches all edges."""
@@ -347,11 +346,25 @@ def _offsets(sizes: IntArray) -> IntArray:
     return offsets
 
 
-def _joined(parts: Sequence[IntArray], shifts: IntArray, start: list[int]) -> IntArray:
-    """Parts one after the other, part i shifted by ``shifts[i]``, behind the numbers of `start`."""
-    out = np.concatenate([np.array(start, dtype=np.int64), *parts])
-    out[len(start):] += np.repeat(shifts[:-1], [len(part) for part in parts])
-    return out
+_NO_INTS = np.zeros(0, np.int64)
+
+
+@njit(cache=True, nogil=True)
+def _joined(sizes, indptrs, index, samples):  # type: ignore[no-untyped-def]
+    """The arrays of a batch. Of each graph: vertices, edges, samples; of all, one behind the other: their arrays."""
+    num_vertices, num_edges, num_samples = sizes[:, 0].sum(), sizes[:, 1].sum(), sizes[:, 2].sum()
+    indptr, offsets = np.zeros(num_vertices + 1, np.int64), np.zeros(num_samples + 1, np.int64)
+    children = np.empty(num_edges, np.int64)
+    v = e = s = 0
+    for g in range(len(sizes)):
+        for i in range(1, sizes[g, 0] + 1):
+            indptr[v + i] = indptrs[v + g + i] + e
+        for i in range(sizes[g, 1]):
+            children[e + i] = index[e + i] + v
+        for i in range(1, sizes[g, 2] + 1):
+            offsets[s + i] = samples[s + g + i] + v
+        v, e, s = v + sizes[g, 0], e + sizes[g, 1], s + sizes[g, 2]
+    return indptr, children, offsets
 
 
 def _group_by_parent(n: int, child: IntArray, parent: IntArray) -> tuple[IntArray, IntArray]:

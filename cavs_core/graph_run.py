@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from .array_memory import view_of_data
 from .backends.native_cpu.products import segment_sum
-from .cell_plan import CellPlan, Classes
+from .cell_plan import CellPlan, Vertices
 from .distinct import Distinct, find_distinct
 from .graph import InputGraph, IntArray
 from .graph_layout import lay_out_graphs
 from .layout import Layout, Messages, plan_messages
 from .mxnet_compat import mx
-from .program import Pull, Spec
+from .program import Spec
 from .schedule import schedule
 
 __all__ = ["GraphRows", "lay_out"]
@@ -50,6 +51,12 @@ class GraphRows:
     num_launches: int
     num_repeats: int
 
+    @cached_property
+    def reads_initial(self) -> bool:
+        """Whether a vertex gathers a child that it does not have."""
+        return any((read.rows.rows == 0).any() for part in self.layout.classes for read in part.reads.values()
+                   if not read.per_edge)
+
     def outside_bytes(self, specs: Sequence[Spec], recording: bool) -> int:
         """What a run takes outside the engine: the batch of graphs, its schedule, pushed values, their gradients."""
         row = sum(int(np.prod(s.shape)) * np.dtype(s.dtype).itemsize for s in specs)
@@ -69,53 +76,51 @@ class GraphRows:
         return total
 
 
-def lay_out(plan: CellPlan, classes: Classes, graph: InputGraph, arrays: dict[str, Any], repeats: bool) -> GraphRows:
+def lay_out(plan: CellPlan, vertices: Vertices, graph: InputGraph, arrays: dict[str, Any], repeats: bool) -> GraphRows:
     """Schedule the vertices and lay out their rows; with `repeats`, without those that repeat others, if it pays."""
-    left = _without_repeats(plan, classes, graph, arrays) if repeats else None
-    if left is None and classes.rows is not None:
-        return classes.rows
-    runs, class_of, sources, depth = graph, classes.of_vertex, None, None
+    left = _without_repeats(plan, vertices, graph, arrays) if repeats else None
+    if left is None and vertices.rows is not None:
+        return vertices.rows
+    runs, class_of, sources, depth = graph, vertices.of_vertex, None, None
     if left is not None:
-        runs, class_of, sources, depth = left.graph, classes.of_vertex[left.vertices], left.vertices, left.depth
+        runs, class_of, sources, depth = left.graph, vertices.of_vertex[left.vertices], left.vertices, left.depth
+    classes = vertices.classes
     scheduled = schedule(runs, classes.by_slot, depth)
-    laid = lay_out_graphs(runs, scheduled, class_of, [cls.interface for cls in classes.all], sources)
+    laid = lay_out_graphs(runs, scheduled, class_of, classes.interfaces, classes.row_specs, sources)
     if left is None:
-        classes.rows = GraphRows(laid.layout, graph.num_bytes, laid.position, laid.pushing, laid.pushed, None,
-                                 scheduled.num_launches, 0)
-        return classes.rows
-    pushes = np.array([bool(cls.plan.vertex.pushed) for cls in classes.all])
-    pushing = np.flatnonzero(pushes[classes.of_vertex])
-    row = np.searchsorted(laid.pushing, left.number[pushing])       # of each in what the vertices that run push
+        vertices.rows = GraphRows(laid.layout, graph.num_bytes, laid.position, laid.pushing, laid.pushed, None,
+                                  scheduled.num_launches, 0)
+        return vertices.rows
+    pushing = np.flatnonzero(classes.interfaces.pushes[vertices.of_vertex])
+    rank = np.cumsum(classes.interfaces.pushes[class_of]) - 1
+    row = rank[left.number[pushing]]                # of each in what the vertices that run push
     readers = plan_messages(len(laid.pushing), [row], [np.arange(len(row))], len(row), np.zeros(1, np.int64))
     return GraphRows(laid.layout, graph.num_bytes, laid.position[left.number], pushing,
                      [(buffer, rows[row]) for buffer, rows in laid.pushed], readers,
                      scheduled.num_launches, graph.num_vertices - runs.num_vertices)
 
 
-def _without_repeats(plan: CellPlan, classes: Classes, graph: InputGraph, arrays: dict[str, Any]) -> Distinct | None:
+def _without_repeats(plan: CellPlan, vertices: Vertices, graph: InputGraph, arrays: dict[str, Any]) -> Distinct | None:
     """The graph without vertices that repeat others; None if there are too few of them."""
     if plan.idle >= _PATIENCE and plan.idle % _AGAIN:
         plan.idle += 1
         return None
-    found = _find(classes, graph, arrays)
-    multiplies = np.array([cls.multiplies for cls in classes.all])
+    found = _find(vertices, graph, arrays)
     if found is not None:
-        before, after = (int(multiplies[c].sum()) for c in (classes.of_vertex, classes.of_vertex[found.vertices]))
+        multiplies = vertices.classes.multiplies[vertices.of_vertex]
+        before, after = int(multiplies.sum()), int(multiplies[found.vertices].sum())
         if before - after < _WORTH * before or before == after:
             found = None
     plan.idle = plan.idle + 1 if found is None else 0
     return found
 
 
-def _find(classes: Classes, graph: InputGraph, arrays: dict[str, Any]) -> Distinct | None:
-    pulls = [{s.name for s in cls.plan.inputs.values() if isinstance(s, Pull)} for cls in classes.all]
-    integers = {name for name, x in arrays.items() if isinstance(x, np.ndarray)}
-    may_repeat = np.array([mine <= integers and not cls.draws for mine, cls in zip(pulls, classes.all)])
-    columns = []
-    for name in sorted(set().union(*(mine for mine, may in zip(pulls, may_repeat) if may))):
-        asks = np.array([name in mine for mine in pulls])[classes.of_vertex]
-        columns.append(np.where(asks[:, None], arrays[name].reshape(graph.num_vertices, -1), 0))
-    keys = np.concatenate([*columns, np.zeros((graph.num_vertices, 0))], axis=1, dtype=np.int64, casting="unsafe")
-    if not may_repeat.any() or keys.shape[1] > _MOST_COLUMNS:
+def _find(vertices: Vertices, graph: InputGraph, arrays: dict[str, Any]) -> Distinct | None:
+    may_repeat, names, asks = vertices.classes.compared_by(
+        frozenset([name for name, x in arrays.items() if isinstance(x, np.ndarray)]))
+    columns = [arrays[name].reshape(graph.num_vertices, -1) for name in names]
+    if not may_repeat.any() or sum(column.shape[1] for column in columns) > _MOST_COLUMNS:
         return None
-    return find_distinct(graph, classes.of_vertex, may_repeat, keys)
+    keys = np.concatenate([*columns, np.zeros((graph.num_vertices, 0), np.int64)], axis=1, dtype=np.int64)
+    asks = np.repeat(asks, [column.shape[1] for column in columns], axis=1)
+    return find_distinct(graph, vertices.of_vertex, may_repeat, keys, asks)

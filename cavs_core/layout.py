@@ -21,8 +21,8 @@ from numba import njit
 from .graph import IntArray
 from .program import Spec
 
-__all__ = ["Frame", "Place", "Read", "RowIndex", "Segments", "Messages", "ClassLayout", "Layout", "offsets_of",
-           "plan_messages"]
+__all__ = ["Frame", "Place", "Read", "RowIndex", "Segments", "Messages", "ClassLayout", "Layout", "frames_of",
+           "offsets_of", "plan_messages"]
 
 
 class Frame(NamedTuple):
@@ -118,8 +118,7 @@ class Segments:
         return bool(self._odd[stop] == self._odd[start])
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(NamedTuple):
     """How a class reads a buffer: a row for each position or each edge, or the sum of each position's edges."""
 
     buffer: int
@@ -129,7 +128,9 @@ class Read:
     summed: bool = False
 
 
-@dataclass(frozen=True)
+# A layout is made in every run: what follows is not frozen, which would make it three times as dear.
+
+@dataclass(eq=False)
 class Messages:
     """The backward side of one buffer: which messages each row pulls."""
 
@@ -148,12 +149,11 @@ class Messages:
         return RowIndex(rows)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ClassLayout:
     """One class: its frames, what it reads, and where its outputs and messages go."""
 
-    whole: Frame
-    launches: list[Frame]
+    frames: IntArray                    # see `frames_of`
     reads: dict[Any, Read]              # source of a program input -> rows
     writes: list[Place]                 # of each program output; equal outputs have equal places
     sends: dict[Any, Place]             # source of a program input -> where its gradient goes
@@ -162,34 +162,39 @@ class ClassLayout:
     names: dict[Any, Any] = field(default_factory=dict)     # source of a shared input -> its name in the whole run
     pushed: RowIndex | None = None      # position -> row of the gradients of outputs; None: it has no such outputs
 
+    @property
+    def has_rows(self) -> bool:
+        return len(self.frames) > 1
+
     @cached_property
-    def frames(self) -> IntArray:
-        """`whole` and all launches, a frame a row."""
-        return np.array([self.whole, *self.launches], np.int64)
+    def whole(self) -> Frame:
+        return Frame(*self.frames[0].tolist())
+
+    @cached_property
+    def launches(self) -> list[Frame]:
+        return [Frame(*frame) for frame in self.frames[1:].tolist()]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Layout:
     """Everything about a schedule that a run needs, as arrays."""
 
     classes: list[ClassLayout]
-    order: list[tuple[int, int]]        # (class, launch), in the order of the run
+    order: IntArray                     # class and launch, a row each, in the order of the run
     buffer_rows: list[int]
     messages: list[Messages]            # one per buffer
-    row_specs: list[Spec] | None = None     # of each buffer; None: those of the outputs that are written to it
-    round_of: list[int] | None = None       # of each class; None: there is one round
+    row_specs: list[Spec] = field(default_factory=list)     # of each buffer
+    round_of: IntArray | None = None    # of each class; None: there is one round
 
     @cached_property
     def rounds(self) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """Round after round: its classes, and its part of `order`. A round begins when the one before it has ended."""
-        if self.round_of is None:
-            return [(list(range(len(self.classes))), self.order)]
-        found: list[tuple[list[int], list[tuple[int, int]]]]
-        found = [([], []) for _ in range(max(self.round_of, default=-1) + 1)]
-        for c, number in enumerate(self.round_of):
+        round_of = [0] * len(self.classes) if self.round_of is None else self.round_of.tolist()
+        found: list[tuple[list[int], list[tuple[int, int]]]] = [([], []) for _ in range(max(round_of, default=-1) + 1)]
+        for c, number in enumerate(round_of):
             found[number][0].append(c)
-        for c, k in self.order:
-            found[self.round_of[c]][1].append((c, k))
+        for c, k in self.order.tolist():
+            found[round_of[c]][1].append((c, k))
         return found
 
     @property
@@ -213,6 +218,31 @@ def offsets_of(counts: IntArray) -> IntArray:
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.add.accumulate(counts, out=offsets[1:])
     return offsets
+
+
+def frames_of(bounds: IntArray, edges: IntArray | None = None) -> IntArray:
+    """The frame of a class and of each of its launches, a Frame a row.
+
+    Parameters
+    ----------
+    bounds : int64 array, where launches begin and end
+    edges : int64 array, where the edges of each row begin and the last ones end; None: there are none
+    """
+    return _frames_of(bounds, _NO_EDGES if edges is None else edges)
+
+
+_NO_EDGES = np.zeros(0, np.int64)
+
+
+@njit(cache=True, nogil=True)
+def _frames_of(bounds, edges):  # type: ignore[no-untyped-def]
+    frames = np.zeros((len(bounds), 4), np.int64)
+    for k in range(len(bounds)):
+        start, stop = (bounds[k - 1], bounds[k]) if k else (0, bounds[-1])
+        frames[k, 0], frames[k, 1] = start, stop
+        if len(edges):
+            frames[k, 2], frames[k, 3] = edges[start], edges[stop]
+    return frames
 
 
 def plan_messages(num_rows: int, read: Sequence[IntArray], sent: Sequence[IntArray], num_messages: int,

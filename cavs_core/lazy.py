@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import threading
 import types
 from typing import Any
@@ -16,7 +17,8 @@ import numpy as np
 
 from .mxnet_compat import mx
 
-__all__ = ["LazyArray", "Listener", "become_array", "let_change", "listening", "operator_name", "tell", "thread_state"]
+__all__ = ["Hooks", "LazyArray", "Listener", "become_array", "let_change", "listening", "operator_name", "tell",
+           "thread_state"]
 
 NDArray = mx.nd.NDArray
 _Base = NDArray.__mro__[1]                      # NDArrayBase: the class that has the slots
@@ -241,7 +243,6 @@ _lock = threading.Lock()
 _installed = 0
 _register = mx.ndarray.register
 _names: dict[int, str] = {}
-_originals = {}
 
 
 def tell(function):
@@ -264,7 +265,8 @@ def listening(listener):
         return
     with _lock:
         if _installed == 0:
-            _install()
+            _hooks.install()
+            _block_call.install()
         _installed += 1
     before = _local.listener
     _let_listen(listener)
@@ -275,16 +277,73 @@ def listening(listener):
         with _lock:
             _installed -= 1
             if _installed == 0:
-                _uninstall()
+                _hooks.remove()
+                _block_call.remove()
 
 
-def _install():
-    """Wrap seven functions of MXNet; all but one ask for the listener of their own thread."""
-    verify = _register._verify_all_legacy_ndarrays
-    invoke, block_call = _register._imperative_invoke, mx.gluon.Block.__call__
-    data, cached = mx.gluon.Parameter.data, mx.gluon.HybridBlock._call_cached_op
-    finish_init, forward = mx.gluon.Parameter._finish_deferred_init, mx.gluon.HybridBlock.forward
+class Hooks:
+    """Functions of MXNet that are replaced while somebody needs it.
 
+    Parameters
+    ----------
+    hooks : (owner, name, make) of each; `make(original)` makes what stands for it, once and not each time
+    """
+
+    def __init__(self, *hooks):
+        self._hooks, self._made, self._replaced = hooks, {}, []
+
+    def install(self):
+        for owner, name, make in self._hooks:
+            original = vars(owner).get(name)
+            if original is None:
+                continue
+            made = self._made.get((owner, name))
+            if made is None or made[0] is not original:         # (somebody else may have replaced it, too)
+                made = self._made[owner, name] = original, functools.wraps(original)(make(original))
+            self._replaced.append((owner, name, original))
+            setattr(owner, name, made[1])
+
+    def remove(self):
+        for owner, name, original in self._replaced:
+            setattr(owner, name, original)
+        self._replaced.clear()
+
+
+def _to_hook(self, *args):
+    return _dynbatch_block_call(self, *args)       # noqa: F821 (it runs in the module of MXNet's own function)
+
+
+class _BlockCall:
+    """The hook of `Block.__call__`, which gets other code and not another function.
+
+    For another one Python would go through all classes of blocks, which takes as long as all other hooks together.
+    """
+
+    def __init__(self):
+        self._made, self._replaced = (None, None), None
+        self._others = Hooks((mx.gluon.Block, "__call__", _hooked_block_call))
+
+    def install(self):
+        function = vars(mx.gluon.Block)["__call__"]
+        if type(function) is not types.FunctionType or function.__closure__ or (
+                function.__globals__ is not vars(mx.gluon.block)):
+            self._others.install()              # it is somebody else's, who may have made it of anything
+            return
+        code = function.__code__
+        if self._made[0] is not code:
+            self._made = code, _hooked_block_call(types.FunctionType(code, function.__globals__, "__call__"))
+        function.__globals__[_to_hook.__code__.co_names[0]] = self._made[1]
+        self._replaced = function, code
+        function.__code__ = _to_hook.__code__
+
+    def remove(self):
+        self._others.remove()
+        if self._replaced is not None:
+            function, function.__code__ = self._replaced
+            self._replaced = None
+
+
+def _hooked_invoke(invoke):
     def hooked_invoke(handle, ndargs, keys, vals, out, is_np_op, output_is_list):
         listener = _local.listener
         if listener is None:
@@ -297,53 +356,73 @@ def _install():
         return listener.on_operator(name, ndargs, dict(zip(keys, vals)), out,
                                     lambda: invoke(handle, ndargs, keys, vals, out, is_np_op, output_is_list))
 
+    return hooked_invoke
+
+
+def _hooked_verify(verify):
     def hooked_verify(op_name, func_name, args, out):
         """The same for arrays of every kind but numpy's; these two are none, and MXNet's way takes longer."""
         if out is not None or not all([type(x) is LazyArray or type(x) is NDArray for x in args]):
             verify(op_name, func_name, args, out)
 
+    return hooked_verify
+
+
+def _hooked_block_call(block_call):
     def hooked_block_call(self, *args):
         listener = _local.listener
         if listener is None:
             return block_call(self, *args)
         return listener.on_block(self, args, lambda: block_call(self, *args))
 
+    return hooked_block_call
+
+
+def _hooked_forward(forward):
     def hooked_forward(self, x, *args):
         listener = _local.listener
         if listener is None:
             return forward(self, x, *args)
         return listener.on_forward(self, (x, *args), lambda: forward(self, x, *args))
 
+    return hooked_forward
+
+
+def _hooked_data(data):
     def hooked_data(self, ctx=None):
         array = data(self, ctx)
         listener = _local.listener
         return array if listener is None else listener.on_parameter(self, array)
 
+    return hooked_data
+
+
+def _hooked_cached(cached):
     def hooked_cached(self, *args):
         listener = _local.listener
         if listener is None:
             return cached(self, *args)
         return listener.on_hybrid_call(self, args, lambda: cached(self, *args))
 
+    return hooked_cached
+
+
+def _hooked_finish_init(finish_init):
     def hooked_finish_init(self):
         with listening(None):           # an initializer's operators are nobody's program
             return finish_init(self)
 
-    for owner, name, wrapper in ((_register, "_imperative_invoke", hooked_invoke),
-                                 (_register, "_verify_all_legacy_ndarrays", hooked_verify),
-                                 (mx.gluon.Block, "__call__", hooked_block_call),
-                                 (mx.gluon.HybridBlock, "forward", hooked_forward),
-                                 (mx.gluon.Parameter, "data", hooked_data),
-                                 (mx.gluon.Parameter, "_finish_deferred_init", hooked_finish_init),
-                                 (mx.gluon.HybridBlock, "_call_cached_op", hooked_cached)):
-        _originals[owner, name] = getattr(owner, name)
-        setattr(owner, name, wrapper)
+    return hooked_finish_init
 
 
-def _uninstall():
-    for (owner, name), original in _originals.items():
-        setattr(owner, name, original)
-    _originals.clear()
+# All but one ask for the listener of their own thread.
+_hooks = Hooks((_register, "_imperative_invoke", _hooked_invoke),
+               (_register, "_verify_all_legacy_ndarrays", _hooked_verify),
+               (mx.gluon.HybridBlock, "forward", _hooked_forward),
+               (mx.gluon.Parameter, "data", _hooked_data),
+               (mx.gluon.Parameter, "_finish_deferred_init", _hooked_finish_init),
+               (mx.gluon.HybridBlock, "_call_cached_op", _hooked_cached))
+_block_call = _BlockCall()
 
 
 def operator_name(handle):

@@ -31,7 +31,7 @@ from .program import (
     Zeros,
 )
 
-__all__ = ["VertexProgram", "Phases", "ClassPlan", "buffer_bytes", "buffer_specs", "leaf_program", "own_outputs",
+__all__ = ["VertexProgram", "Phases", "ClassPlan", "buffer_bytes", "leaf_program", "own_outputs",
            "peak_bytes", "place_outputs", "plan_class", "respecified"]
 
 _RECURRENT = (Gather, GatherSum, GatherAll)     # sources that wait for another vertex
@@ -261,15 +261,6 @@ def _in_order(instrs: Sequence[Instr]) -> list[Instr]:
 
 # ---- memory ----------------------------------------------------------------------------------
 
-def buffer_specs(plans: Sequence[ClassPlan], layout: Layout) -> list[Spec]:
-    """The shape and dtype of a row of each buffer."""
-    if layout.row_specs is not None:
-        return layout.row_specs
-    found = {place.buffer: plan.specs[v] for plan, part in zip(plans, layout.classes)
-             for v, place in zip(plan.outputs, part.writes)}
-    return [found[k] for k in range(len(layout.buffer_rows))]
-
-
 def peak_bytes(plans: Sequence[ClassPlan], layout: Layout) -> int:
     """An estimate of the memory that a run by MXNet's operators will hold at its peak, from shapes alone.
 
@@ -291,7 +282,7 @@ def buffer_bytes(plans: Sequence[ClassPlan], layout: Layout) -> int:
     """What the buffers take, and their messages if there is a backward pass."""
     backward = any(plan.backward is not None for plan in plans)
     return sum((layout.buffer_rows[k] + (layout.messages[k].num_rows if backward else 0)) * _bytes_of(spec)
-               for k, spec in enumerate(buffer_specs(plans, layout)))
+               for k, spec in enumerate(layout.row_specs))
 
 
 def _bytes_of(spec: Spec) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .backends.targets import Target
+from .backends.targets import WRITTEN, Target
 from .errors import RunError
 from .gradients import is_sparse, target_of, write_gradient
 from .graph_run import GraphRows
@@ -109,8 +109,10 @@ class RecordedRun:
         targets = {s: target_of(self._bound[s], s.parameter) for s in self._dense}
         made = self._gradients(grads, targets)
         for source in (*self._dense, *self._sparse):
-            write_gradient(self._bound[source], source.parameter, made.get(source), add=False)
-            self._bound[source]._fresh_grad = True
+            data, grad = self._bound[source], made.get(source)
+            if grad is not WRITTEN:
+                write_gradient(data, source.parameter, grad, add=False)
+            data._fresh_grad = True
         if not retain_graph:
             self._release()
         return True

@@ -11,7 +11,9 @@ from numba import njit
 from .errors import ArityError, CycleError
 from .graph import InputGraph, IntArray
 
-__all__ = ["Schedule", "depths_of", "schedule", "check_arity"]
+__all__ = ["IS_LEAF", "IS_ROOT", "Schedule", "depths_of", "schedule", "check_arity", "roles_of"]
+
+IS_LEAF, IS_ROOT = 1, 2     # what the role of a vertex is made of
 
 # An error names at most this many vertices of a cycle.
 _SHOWN_OF_CYCLE = 20
@@ -109,9 +111,16 @@ def depths_of(graph: InputGraph) -> IntArray:
         raise CycleError(_cycle_text(graph, _find_cycle(graph, waiting)))
     start = 0
     for part in graph.parts:
-        part.note_depth(depth[start:start + part.num_vertices].copy())
+        whole = part.num_vertices == len(depth)
+        part.note_depth(depth if whole else depth[start:start + part.num_vertices].copy())
         start += part.num_vertices
     return graph.note_depth(depth)
+
+
+def roles_of(graph: InputGraph) -> tuple[IntArray, list[int], list[int]]:
+    """The role of each vertex; and the fewest and the most children of each role's vertices, -1 if it has none."""
+    role, fewest, most = _roles(graph.child_indptr, graph.child_index)
+    return role, fewest.tolist(), most.tolist()
 
 
 def check_arity(graph: InputGraph, exact: int | None = None, at_least: int | None = None,
@@ -274,6 +283,22 @@ def _order_launches(child_indptr, child_index, depth, by_slot):  # type: ignore[
     for i in range(n):
         position[order[i]] = i
     return order, position, offsets
+
+
+@njit(cache=True, nogil=True)
+def _roles(child_indptr, child_index):  # type: ignore[no-untyped-def]
+    role = np.full(child_indptr.size - 1, IS_ROOT)
+    fewest, most = np.full(4, -1), np.full(4, -1)
+    for c in child_index:
+        role[c] = 0
+    for v in range(len(role)):
+        arity = child_indptr[v + 1] - child_indptr[v]
+        if arity == 0:
+            role[v] += IS_LEAF
+        if most[role[v]] < 0 or arity < fewest[role[v]]:
+            fewest[role[v]] = arity
+        most[role[v]] = max(most[role[v]], arity)
+    return role, fewest, most
 
 
 # ---- cycles ----------------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ class TapeBridge:
             grads = self._backward(arrays[:num_ograds], targets, self._begun)
             self.brought = list(grads[num_igrads:])
             if not self.expected:
-                _write_past_tape([self], {})
+                _write_past_tape([self], {}, in_use=True)
             for k, (target, grad, req) in enumerate(zip(arrays[num_ograds:], grads, reqs)):
                 if grad is WRITTEN:
                     continue
@@ -293,12 +293,12 @@ def _mark_stale(nodes: Sequence[TapeBridge]) -> dict[int, tuple[Any, bool]]:
     return before
 
 
-def _write_past_tape(nodes: Sequence[TapeBridge], before: dict[int, tuple[Any, bool]]) -> None:
+def _write_past_tape(nodes: Sequence[TapeBridge], before: dict[int, tuple[Any, bool]], in_use: bool = False) -> None:
     """Write what nodes brought; added to what the tape or another node has brought in the same pass."""
     for node in nodes:
         for (data, parameter), grad in zip(node.past_tape, node.brought):
             if grad is not UNTOUCHED:
-                write_gradient(data, parameter, grad, add=data._fresh_grad)
+                write_gradient(data, parameter, grad, add=data._fresh_grad, in_use=in_use)
                 data._fresh_grad = True
         node.brought, node.expected = [], False
     for data, fresh in before.values():

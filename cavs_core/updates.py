@@ -16,9 +16,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .backends.native_cpu.update_loops import ADAM, MULTI_SGD, NUM_NUMBERS, SGD, SGD_MOM
-from .backends.native_cpu.update_push import push_update
+from .backends.native_cpu.update_push import NUM_ARRAYS, Updates
 from .lazy import thread_state
 from .mxnet_compat import MXNetError, mx
+from .trainer_steps import install_steps
 
 __all__ = ["install_updates"]
 
@@ -45,7 +46,7 @@ _originals: dict[str, Callable[..., Any]] = {}
 
 
 def install_updates() -> None:
-    """Put our functions where MXNet's optimizers look, once for the life of the process."""
+    """Put our functions where MXNet's optimizers and its Trainer look, once for the life of the process."""
     with _lock:
         if _originals:
             return
@@ -53,6 +54,7 @@ def install_updates() -> None:
         for name, operator in _OPERATORS.items():
             _originals[name] = getattr(module, name)
             setattr(module, name, _in_place_of(_originals[name], name, operator))
+        install_steps({name: getattr(module, name) for name in _OPERATORS})
         atexit.register(_finish)
 
 
@@ -70,12 +72,22 @@ def _in_place_of(original: Callable[..., Any], name: str, operator: _Operator) -
         # Where somebody listens, recorded calls may still have to read the weight; the operator tells the listener.
         if thread_state.listener is None:
             numbers = _numbers(operator, arrays, attrs)
-            lazy = not operator.many and attrs.get("lazy_update", True) is True
-            if numbers and push_update(operator.rule, arrays, operator.arity, numbers, lazy, label):
-                return attrs["out"]
+            if numbers:
+                updates = Updates(_filled_up(operator, arrays))
+                if updates.are_plain(not operator.many and attrs.get("lazy_update", True) is True):
+                    updates.push([operator.rule] * len(updates), numbers, label)
+                    return attrs["out"]
         return original(*arrays, **attrs)
 
     return update
+
+
+def _filled_up(operator: _Operator, arrays: tuple[Any, ...]) -> list[Any]:
+    """NUM_ARRAYS for each parameter."""
+    missing, found = (None,) * (NUM_ARRAYS - operator.arity), []
+    for k in range(0, len(arrays), operator.arity):
+        found += arrays[k:k + operator.arity] + missing
+    return found
 
 
 def _numbers(operator: _Operator, arrays: tuple[Any, ...], attrs: dict[str, Any]) -> array[float] | None:

@@ -145,7 +145,8 @@ class Calls:
 
     def numpy_of(self, array: LazyArray) -> Any:
         """The value of an array for whoever only reads it; None if the array must become an NDArray."""
-        self.flush("a value was needed")
+        if self.flushed is None:
+            self.flush("a value was needed")
         assert self.flushed is not None
         with self.lock:
             if type(array) is not LazyArray:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cavs_core import ClassLayout, Frame, Layout, Place, Read, RowIndex, Segments, plan_messages
+from cavs_core import ClassLayout, Layout, Place, Read, RowIndex, Segments, frames_of, plan_messages
 
 from .analyzer import Grouping, Recording, Scan, group, problem_of, scan
 from .costs.weigh import class_costs
@@ -183,19 +183,12 @@ def _lay_out(calls: Sequence[Any], r: Recording, s: Scan, g: Grouping, rounds: R
                  for k, leaf in rows.shared.items()}
         writes = [Place(*place) for place in zip(info.output_buffers, rows.bases, info.output_widths)]
         edges = None if rows.edge_offsets is None else Segments(rows.edge_offsets, rows.offsets)
-        whole, *frames = _frames(rows.offsets, edges)
-        classes.append(ClassLayout(whole, frames, reads, writes, {}, _NO_ROWS, edges, names))
+        frames = frames_of(rows.offsets, rows.edge_offsets)
+        classes.append(ClassLayout(frames, reads, writes, {}, _NO_ROWS, edges, names))
     messages = _messages(g, plans, classes, heads) if any(active) else []          # none: no backward pass
-    layout = Layout(classes, g.order, g.buffer_rows, messages, [ROW_SPECS[number] for number in buffers],
-                    rounds.of_class.tolist())
+    layout = Layout(classes, np.array(g.order, np.int64).reshape(-1, 2), g.buffer_rows, messages,
+                    [ROW_SPECS[number] for number in buffers], rounds.of_class)
     return layout, plans, leaf_names, all_kinds
-
-
-def _frames(offsets: Any, edges: Segments | None) -> list[Frame]:
-    """The frame of a whole class, and of each of its launches."""
-    rows = offsets.tolist()
-    ends = edges.indptr[offsets].tolist() if edges is not None else [0] * len(rows)
-    return [Frame(0, rows[-1], 0, ends[-1])] + [Frame(*f) for f in zip(rows, rows[1:], ends, ends[1:])]
 
 
 _NO_ROWS = RowIndex(np.zeros(0, np.int64))      # recorded calls pull nothing by vertex

@@ -213,6 +213,7 @@ class Flushed:
                 data._fresh_grad = False        # to see which ones the pass over the tape reaches
             arrays = [self.leaves.data[k] for k in leaves]
             over_tape(arrays, as_arrays_like([grads[k] for k in leaves], arrays), not last)
+            mx.nd.waitall()                     # nobody may still be using what is written now
         written = set()
         for name, (data, parameter) in variables.items():
             write_gradient(data, parameter, grads[name],

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import threading
 from typing import Any
 
-from cavs_core import listening, wrap_backward
+from cavs_core import Hooks, listening, wrap_backward
 from cavs_core.mxnet_compat import autograd, mx
 
 from .config import Config
@@ -108,9 +107,6 @@ def batching(policy: str = "auto", granularity: str = "auto", backend: str = "au
 
 _watchers = 0
 _watch_lock = threading.Lock()
-_originals: dict[tuple[Any, str], Any] = {}
-_wrapped: dict[tuple[Any, str], tuple[Any, Any]] = {}       # original and wrapper: made once, not once a scope
-_WRITING = ("pull", "pushpull", "row_sparse_pull", "broadcast")     # methods of a KVStore that write their `out`
 
 
 @contextlib.contextmanager
@@ -120,7 +116,7 @@ def _watching(recorder: Recorder):
     global _watchers
     with _watch_lock:
         if _watchers == 0:
-            _install()
+            _hooks.install()
         _watchers += 1
     recorder.switch("recording", autograd.is_recording())
     recorder.switch("training", autograd.is_training())
@@ -130,65 +126,56 @@ def _watching(recorder: Recorder):
         with _watch_lock:
             _watchers -= 1
             if _watchers == 0:
-                for (owner, name), original in _originals.items():
-                    setattr(owner, name, original)
-                _originals.clear()
+                _hooks.remove()
 
 
-def _install() -> None:
-    def replace(owner: Any, name: str, make: Any) -> None:
-        original = vars(owner).get(name)
-        if original is None:
-            return
-        if _wrapped.get((owner, name), (None,))[0] is not original:
-            _wrapped[owner, name] = original, functools.wraps(original)(make(original))
-        _originals[owner, name] = original
-        setattr(owner, name, _wrapped[owner, name][1])
-
-    def setter(what: str) -> Any:
-        def make(original: Any) -> Any:
-            def switch(state):
-                if _local.scope is not None:
-                    _local.scope.recorder.switch(what, bool(state))
-                return original(state)
-            return switch
-        return make
-
-    def copying(original: Any) -> Any:
-        def copy_from(self, source):
+def _setter(what: str) -> Any:
+    def make(original: Any) -> Any:
+        def switch(state):
             if _local.scope is not None:
-                _local.scope.recorder.before_write(self)
-            return original(self, source)
-        return copy_from
+                _local.scope.recorder.switch(what, bool(state))
+            return original(state)
+        return switch
+    return make
 
-    def storing(original: Any) -> Any:
-        def store(self, *args, **kwargs):
-            if _local.scope is not None:
-                _local.scope.flush()
+
+def _copying(original: Any) -> Any:
+    def copy_from(self, source):
+        if _local.scope is not None:
+            _local.scope.recorder.before_write(self)
+        return original(self, source)
+    return copy_from
+
+
+def _storing(original: Any) -> Any:
+    def store(self, *args, **kwargs):
+        if _local.scope is not None:
+            _local.scope.flush()
+        return original(self, *args, **kwargs)
+    return store
+
+
+def _replacing(original: Any) -> Any:
+    def replace_arrays(self, *args, **kwargs):
+        if _local.scope is not None and _local.scope.recorder.calls.uses_parameter(self):
+            _local.scope.flush()
+        return original(self, *args, **kwargs)
+    return replace_arrays
+
+
+def _attaching(original: Any) -> Any:
+    def attach_grad(self, *args, **kwargs):
+        if _local.scope is None:
             return original(self, *args, **kwargs)
-        return store
-
-    def replacing(original: Any) -> Any:
-        def replace_arrays(self, *args, **kwargs):
-            if _local.scope is not None and _local.scope.recorder.calls.uses_parameter(self):
-                _local.scope.flush()
+        self.wait_to_read()
+        with listening(None):                   # a gradient has memory of its own, not a row of some buffer
             return original(self, *args, **kwargs)
-        return replace_arrays
+    return attach_grad
 
-    def attaching(original: Any) -> Any:
-        def attach_grad(self, *args, **kwargs):
-            if _local.scope is None:
-                return original(self, *args, **kwargs)
-            self.wait_to_read()
-            with listening(None):               # a gradient has memory of its own, not a row of some buffer
-                return original(self, *args, **kwargs)
-        return attach_grad
 
-    replace(mx.nd.NDArray, "attach_grad", attaching)
-    for name in ("initialize", "_init_impl", "cast"):
-        replace(mx.gluon.Parameter, name, replacing)
-    replace(autograd, "set_recording", setter("recording"))
-    replace(autograd, "set_training", setter("training"))
-    replace(mx.nd.NDArray, "_sync_copyfrom", copying)
-    for name in _WRITING:
-        replace(mx.kvstore.KVStore, name, storing)
+_hooks = Hooks((mx.nd.NDArray, "attach_grad", _attaching),
+               *[(mx.gluon.Parameter, name, _replacing) for name in ("initialize", "_init_impl", "cast")],
+               (autograd, "set_recording", _setter("recording")),
+               (autograd, "set_training", _setter("training")),
+               (mx.nd.NDArray, "_sync_copyfrom", _copying),
+               *[(mx.kvstore.KVStore, name, _storing) for name in ("pull", "pushpull", "row_sparse_pull", "broadcast")])

@@ -48,6 +48,18 @@ def test_an_arity_that_is_wrong_is_wrong_again():
             cavs.run(cell, [bad], sample_inputs([bad]))
 
 
+def test_one_graph_is_a_batch_without_a_copy():
+    """What runs work out is kept by the cell, not with the graph; its depths are."""
+    cell, graph = make(), TREES[0]
+    known = cell._batches.batch([graph])
+    assert known == graph and known.child_index is graph.child_index and known.kept is not graph.kept
+    before = len(graph.kept)
+    want = losses(cell, [graph], sample_inputs([graph]))
+    assert len(known.kept) == 1 and len(graph.kept) == before
+    assert graph.known_depth is not None and cell._batches.batch([graph]) is known
+    np.testing.assert_allclose(losses(cell, graph, sample_inputs([graph])), want, rtol=1e-6)
+
+
 def test_few_batches_are_remembered(monkeypatch):
     monkeypatch.setattr(batches, "_MOST_VERTICES", 12)
     known = batches.Batches()

@@ -26,13 +26,13 @@ def _always(monkeypatch):
 # ---- pure ------------------------------------------------------------------------------------
 
 
-def expressions(graph, class_of, may_repeat, keys):
+def expressions(graph, class_of, may_repeat, keys, asks):
     """What each vertex computes, written out; one that may not repeat others is its own."""
     text = {}
     for v in np.argsort(depths_of(graph), kind="stable").tolist():
         below = tuple(text[c] for c in graph.children_of(v).tolist())
         own = () if may_repeat[class_of[v]] else (v,)
-        text[v] = (int(class_of[v]), below, tuple(keys[v].tolist()), own)
+        text[v] = (int(class_of[v]), below, tuple(keys[v][asks[class_of[v]]].tolist()), own)
     return text
 
 
@@ -43,8 +43,10 @@ def test_vertices_that_are_left_are_the_different_expressions(seed, num_classes,
     class_of = rng.randint(0, num_classes, graph.num_vertices)
     may_repeat = rng.rand(num_classes) < 0.8
     keys = rng.randint(-1, 2, (graph.num_vertices, columns))
-    text = expressions(graph, class_of, may_repeat, keys)
-    found = find_distinct(graph, class_of, may_repeat, keys)
+    asks = rng.rand(num_classes, columns) < 0.7
+    text = expressions(graph, class_of, may_repeat, keys, asks)
+    found = find_distinct(graph, class_of, may_repeat, keys, asks)
+    assert found.depth.tolist() == depths_of(found.graph).tolist()
     assert found.graph.num_vertices == len(found.vertices) == len(set(text.values()))
     for v in range(graph.num_vertices):
         first = int(found.vertices[found.number[v]])
@@ -56,7 +58,7 @@ def test_vertices_that_are_left_are_the_different_expressions(seed, num_classes,
 def test_a_cycle_is_an_error_here_too():
     ring = InputGraph.from_edges(3, [(0, 1), (1, 2), (2, 0)])
     with pytest.raises(cavs.CycleError, match="its own ancestor"):
-        find_distinct(ring, np.zeros(3, int), np.array([True]), np.zeros((3, 0), int))
+        find_distinct(ring, np.zeros(3, int), np.array([True]), np.zeros((3, 0), int), np.zeros((1, 0), bool))
 
 
 # ---- through the face ------------------------------------------------------------------------

@@ -67,6 +67,38 @@ class TestProducts:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transposed", [True, False], ids=["nt", "nn"])
+class TestPackedProducts:
+    """The panels are made by several calls, as by several workers, in memory that holds anything."""
+
+    def check(self, dtype, transposed, rows, k, n, accumulate):
+        wide = products.panel_columns(dtype)
+        a, c = draw(dtype, rows, k + 3), draw(dtype, rows, n + 5)
+        w = draw(dtype, n, k + 1) if transposed else draw(dtype, k, n + 2)
+        panels, num_panels = np.full(products.packed_elements(n, k, dtype), np.nan, dtype), -(-n // wide)
+        for low, high in ((0, num_panels // 2), (num_panels // 2, num_panels)):
+            call(products.pack_nt if transposed else products.pack_nn, dtype, w, w.shape[1], panels, n, k, low, high)
+        plain = w[:, :k].T if transposed else w[:, :n]
+        for p, panel in enumerate(panels.reshape(num_panels, k, wide)):
+            there = plain[:, p * wide:(p + 1) * wide]
+            assert (panel[:, :there.shape[1]] == there).all() and (panel[:, there.shape[1]:] == 0).all()
+        want = c.astype("float64")
+        want[:, :n] = a[:, :k].astype("float64") @ plain + accumulate * want[:, :n]
+        call(products.product_packed, dtype, a, k + 3, panels, 0, c, n + 5, rows, n, k, accumulate, 0, 0)
+        assert_close(c, want, 2 + k)        # columns behind n are as they were
+
+    def test_every_number_of_rows(self, dtype, transposed):
+        for rows in (*range(1, 30), 127, 128, 129, 261):
+            self.check(dtype, transposed, rows, 33, 29, rows % 2)
+
+    @pytest.mark.parametrize("k, n", [*SHAPES, (20000, 25)])        # (so long that few rows are used at a time)
+    def test_odd_shapes(self, dtype, transposed, k, n):
+        for rows in (1, 2, 3, 5, 11):
+            for accumulate in (0, 1):
+                self.check(dtype, transposed, rows, k, n, accumulate)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("most_own", [OWN, pytest.param(BLAS, marks=BLAS_ONLY)], ids=["own", "blas"])
 @pytest.mark.parametrize("rows", [1, 2, 5, 70])
 def test_sum_product(dtype, most_own, rows):

@@ -13,7 +13,7 @@ from models import random_dag
 
 from cavs_core.errors import ArityError, CycleError
 from cavs_core.graph import InputGraph
-from cavs_core.schedule import check_arity, schedule
+from cavs_core.schedule import IS_LEAF, IS_ROOT, check_arity, roles_of, schedule
 
 # `cavs_core.schedule` names the function, once the package exports it, and no longer the file.
 schedule_file = importlib.import_module("cavs_core.schedule")
@@ -383,3 +383,16 @@ def test_a_batch_of_known_graphs_joins_what_they_know(monkeypatch):
     mixture = InputGraph.batch([InputGraph.batch(graphs[3:]), *graphs[:3]])
     monkeypatch.undo()
     np.testing.assert_array_equal(schedule(mixture).depth, schedule(InputGraph.batch(graphs[3:] + graphs[:3])).depth)
+
+
+@given(st.integers(0, 10_000))
+def test_roles_and_their_children(seed):
+    rng = np.random.RandomState(seed)
+    graph = InputGraph.batch([random_dag(int(n), rng) for n in rng.randint(1, 9, 3)])
+    role, fewest, most = roles_of(graph)
+    roots = set(graph.roots.tolist())
+    want = [IS_LEAF * (graph.arity[v] == 0) + IS_ROOT * (v in roots) for v in range(graph.num_vertices)]
+    assert role.tolist() == want
+    for r in range(4):
+        arity = [int(a) for a, mine in zip(graph.arity, want) if mine == r]
+        assert (fewest[r], most[r]) == ((min(arity), max(arity)) if arity else (-1, -1))

@@ -56,6 +56,42 @@ def test_hooks_are_removed_after_the_scope():
                       mx.ndarray.register._verify_all_legacy_ndarrays)
 
 
+def test_blocks_are_called_as_before_behind_a_scope():
+    """Their `__call__` keeps its place in the class: it is its code that a scope exchanges."""
+    function, code = vars(gluon.Block)["__call__"], gluon.Block.__call__.__code__
+    with gdb.batching():
+        assert vars(gluon.Block)["__call__"] is function and function.__code__ is not code
+    assert function.__code__ is code
+    with pytest.raises(ZeroDivisionError), gdb.batching():
+        raise ZeroDivisionError
+    assert function.__code__ is code
+
+
+def test_somebody_else_may_have_hooked_the_calls_of_blocks(monkeypatch):
+    called, original = [], gluon.Block.__call__
+
+    def hooked(self, *args):
+        called.append(type(self).__name__)
+        return original(self, *args)
+
+    net = gluon.nn.Dense(2, in_units=3)
+    net.initialize()
+    x = nd.ones((1, 3))
+    want = net(x).asnumpy()
+    monkeypatch.setattr(gluon.Block, "__call__", hooked)
+    for _ in range(2):
+        with gdb.batching() as scope:
+            ys = [net(x) for _ in range(3)]
+        assert gluon.Block.__call__ is hooked and scope.stats.calls
+        np.testing.assert_allclose(ys[0].asnumpy(), want, rtol=1e-6)
+    assert called == ["Dense"] * 6
+    monkeypatch.undo()
+    with gdb.batching():
+        y = net(x)
+    np.testing.assert_allclose(y.asnumpy(), want, rtol=1e-6)
+    assert len(called) == 6
+
+
 def test_other_threads_are_untouched():
     seen = []
 

@@ -76,19 +76,6 @@ def test_trainer_with_what_is_left_to_mxnet(optimizer, options, dtype, monkeypat
     same(results[:1], results[1:])
 
 
-def test_parameters_of_one_group_are_one_update(monkeypatch):
-    calls = []
-    monkeypatch.setattr(updates, "push_update", lambda rule, arrays, *rest: calls.append(len(arrays)) or False)
-    net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(2, in_units=2), gluon.nn.Dense(2, in_units=2))
-    net.initialize()
-    with autograd.record():
-        loss = net(nd.ones((1, 2))).sum()
-    loss.backward()
-    gluon.Trainer(net.collect_params(), "sgd").step(1)
-    assert calls == [8]
-
-
 def test_stale_gradients_are_still_told():
     net = gluon.nn.Dense(2, in_units=2)
     net.initialize()

@@ -10,7 +10,11 @@ from ..errors import RunError
 from ..executor import Run
 from ..layout import Layout
 from ..plan import ClassPlan
+from ..updates import install_updates
 from .mxnet_ops import MXNetBackend
+from .native_cpu.assembly import is_assembled
+from .native_cpu.prepare import seconds_to_compile, why_not
+from .native_cpu.run import NativeRun
 
 __all__ = ["BACKENDS", "have_run", "make_run", "note_seconds", "runs_in_the_end", "runs_natively"]
 
@@ -39,12 +43,9 @@ def runs_natively(layout: Layout, plans: Sequence[ClassPlan], ctx: Any, backend:
         return False, ""
     if ctx.device_type != "cpu":
         raise RunError(f"backend='native' runs on the CPU, but the arrays are on {ctx}; use backend='auto'")
-    from .native_cpu.assembly import is_assembled
-    from .native_cpu.prepare import seconds_to_compile, why_not
-
     if is_assembled(layout, plans):     # it ran before: nothing is missing
         return True, ""
-    busy = [(plan, part) for plan, part in zip(plans, layout.classes) if part.whole.num_rows]
+    busy = [(plan, part) for plan, part in zip(plans, layout.classes) if part.has_rows]
     reason = next((r for r in (why_not(plan) for plan, _ in busy) if r), "")
     if reason:
         return False, f"native backend: {reason}"
@@ -56,7 +57,7 @@ def runs_natively(layout: Layout, plans: Sequence[ClassPlan], ctx: Any, backend:
 
 def have_run(plans: Sequence[ClassPlan], layout: Layout) -> bool:
     """Whether all classes that have rows ran before: MXNet has made its operators."""
-    return all("seconds" in plan.compiled for plan, part in zip(plans, layout.classes) if part.whole.num_rows)
+    return all("seconds" in plan.compiled for plan, part in zip(plans, layout.classes) if part.has_rows)
 
 
 def note_seconds(plans: Sequence[ClassPlan], seconds: float) -> None:
@@ -69,9 +70,6 @@ def make_run(native: bool, layout: Layout, plans: Sequence[ClassPlan], ctx: Any,
              fills: Sequence[tuple[int, int, Any]]) -> Any:
     """A Run, or a NativeRun, which offers the same. From the first NativeRun on parameters are updated natively too."""
     if native:
-        from ..updates import install_updates
-        from .native_cpu.run import NativeRun
-
         install_updates()
         return NativeRun(layout, plans, arrays, fills)
     return Run(layout, plans, MXNetBackend(ctx), arrays, fills)

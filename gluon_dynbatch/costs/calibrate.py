@@ -23,7 +23,6 @@ from cavs_core import (
     SHARED,
     Builder,
     ClassLayout,
-    Frame,
     Gather,
     Layout,
     Param,
@@ -33,6 +32,7 @@ from cavs_core import (
     RowIndex,
     Spec,
     VertexProgram,
+    frames_of,
     make_run,
     own_outputs,
     plan_class,
@@ -160,9 +160,9 @@ class _Table:
         self.plan = plan_class(VertexProgram(b.program, 1), (), recording=False, in_one_launch=False)
         every, draw = rows * launches, np.random.default_rng(0)
         index = np.tile(draw.permutation(rows), launches)
-        self.part = ClassLayout(Frame(0, every), [Frame(k * rows, (k + 1) * rows) for k in range(launches)],
-                                {Gather(0, 0): Read(0, RowIndex(index))}, [Place(1, 0)], {}, RowIndex(index[:0]))
-        self.layout = Layout([self.part], [(0, k) for k in range(launches)], [rows, every], [],
+        self.part = ClassLayout(frames_of(np.arange(0, every + 1, rows)), {Gather(0, 0): Read(0, RowIndex(index))},
+                                [Place(1, 0)], {}, RowIndex(index[:0]))
+        self.layout = Layout([self.part], np.array([(0, k) for k in range(launches)]), [rows, every], [],
                              [Spec((width,), "float32"), Spec(b.specs[out].shape[1:], "float32")])
         start = draw.random((rows, width), np.float32)
         self.fills = [(0, 0, start if self.native else mx.nd.array(start, ctx=self.ctx))]
@@ -230,7 +230,8 @@ def _tables() -> list[_Table]:
 
 def _compile(tables: list[_Table]) -> None:
     """Compile all that is missing at once; nothing runs."""
-    make_run(True, Layout([t.part for t in tables], [], [], []), [t.plan for t in tables], mx.cpu(), {}, [])
+    layout = Layout([t.part for t in tables], np.zeros((0, 2), np.int64), [], [])
+    make_run(True, layout, [t.plan for t in tables], mx.cpu(), {}, [])
 
 
 def _seconds_to_compile() -> float:

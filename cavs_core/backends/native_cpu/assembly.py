@@ -9,38 +9,51 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...layout import ClassLayout, Layout
-from ...plan import ClassPlan, buffer_specs
+from ...layout import ClassLayout, Layout, Place, offsets_of
+from ...plan import ClassPlan
 from ...program import CHILD, Spec
 from .ir import ScatterOp
-from .memory import ARENA, Block, address_of
-from .ops import OP_BEGIN, OP_END
+from .memory import ARENA, address_of
+from .packing import packs_weights
 from .prepare import Prepared, prepare, size_of
-from .stages import Sum
-from .table import Operations, launches_of
+from .stages import Sum, counts_of, own_offsets
+from .table import Operations, Round, launches_of
 
-__all__ = ["Assembly", "Blocks", "Direction", "LookedUp", "assembly_of", "is_assembled"]
+__all__ = ["Arrays", "Assembly", "Blocks", "Direction", "LookedUp", "assembly_of", "is_assembled"]
+
+
+@cache
+def _look_of(spec: Spec) -> tuple[tuple[int, ...], np.dtype, int]:
+    """The shape of a row, its dtype, and the bytes that it takes."""
+    dtype = np.dtype(spec.dtype)
+    return spec.shape, dtype, size_of(spec) * dtype.itemsize
 
 
 class Blocks:
-    """Arrays in one block of memory."""
+    """Arrays in one block of memory; `offsets` says where each begins."""
 
     def __init__(self, rows: Sequence[int], specs: Sequence[Spec]):
-        self.looks, offsets = [], [0]
+        self.looks, self.offsets, self.num_bytes = [], [], 0
         for count, spec in zip(rows, specs):
-            dtype = np.dtype(spec.dtype)
-            self.looks.append(((count, *spec.shape), dtype, offsets[-1]))
-            offsets.append(offsets[-1] + -(-count * size_of(spec) * dtype.itemsize // 64) * 64)
-        self.offsets, self.num_bytes = np.array(offsets[:-1], np.int64), offsets[-1]
+            shape, dtype, row_bytes = _look_of(spec)
+            self.looks.append(((count, *shape), dtype, self.num_bytes))
+            self.offsets.append(self.num_bytes)
+            self.num_bytes += -(-count * row_bytes // 64) * 64
 
-    def take(self) -> tuple[Block, list[Any], Any]:
-        """The block, the arrays, and the address of each."""
-        block = ARENA.take(self.num_bytes)
-        return block, [block.array(*look) for look in self.looks], self.offsets + block.address
+
+class Arrays:
+    """The arrays of Blocks in memory; each is made when somebody asks for it."""
+
+    def __init__(self, blocks: Blocks):
+        self.block, self._looks = ARENA.take(blocks.num_bytes), blocks.looks
+
+    def __getitem__(self, k: int) -> Any:
+        return self.block.array(*self._looks[k])
 
 
 class LookedUp(NamedTuple):
@@ -60,63 +73,51 @@ class Direction:
     operations : Operations
     launches : int64 array, with the numbers of operations
     started : how many operations the launches start
-    own, own_bytes : (numbers of memory, where they begin in the block of the direction), and the size of that block
-    fixed : (numbers, addresses): what belongs to the layout
-    in_buffers, in_messages : (numbers, which buffer, bytes behind its beginning)
+    own_offsets, own_bytes : where the classes' own memory begins in the block of the direction, and the size of that
+    places : int64 array, where all other memory is that is not asked for, see `Operations.with_addresses`
     looked_up : list of LookedUp
     """
 
     def __init__(self, assembly: Assembly, layout: Layout, backward: bool, wanted: frozenset[Any],
                  sparse: frozenset[Any]):
         self.wanted, self.sparse = wanted, sparse
-        parts, prepared, first = layout.classes, assembly.prepared, assembly.first
-        rounds = layout.backward_rounds if backward else layout.rounds
-        made = self.operations = assembly.operations(layout, rounds, backward, wanted, sparse)
-        frames, bounds = [part.frames for part in parts], [_bounds(part) for part in parts]
-        self.launches = launches_of(made.spans, [order for _, order in rounds], frames, bounds)
-        self.started = int((self.launches[:, OP_END] - self.launches[:, OP_BEGIN]).sum())
-        sizes = [size for p, part in zip(prepared, parts) for size in p.memory[backward].sizes(part)]
-        offsets = np.cumsum([0, *sizes])
-        self.own, self.own_bytes = (made.own, offsets[:-1]), int(offsets[-1])
-        self._zeros: list[Any] = []
-        self.fixed = _columns([(number, self._fixed(layout, parts[c], *name)) for number, c, name in made.fixed], 2)
-        bytes_of = assembly.row_bytes
-        self.in_buffers, self.in_messages = (
-            _columns([(number, *_place(parts[c], bytes_of, *name)) for number, c, name in named], 3)
-            for named in (made.in_buffers, made.in_messages))
-        self.looked_up = [_looked_up(c, parts[c], part, first[c]) for c, part in made.looked_up]
-
-    def _fixed(self, layout: Layout, part: ClassLayout, kind: str, what: Any) -> int:
-        """The address of what the layout has."""
-        if kind == "rows":
-            return address_of(part.reads[what].rows.rows)
-        if kind in ("pull", "pull_bounds"):
-            place = part.writes[what]
-            messages = layout.messages[place.buffer]
-            return (address_of(messages.pull.rows) if kind == "pull" else
-                    address_of(messages.segments.indptr) + 8 * place.base)
-        if kind == "zeros":
-            self._zeros.append(np.zeros(what.shape, what.dtype))
-            return address_of(self._zeros[-1])
-        if kind == "external_rows":
-            return address_of(part.external.rows)
-        if kind == "pushed_rows":
-            assert part.pushed is not None
-            return address_of(part.pushed.rows)
-        assert part.edges is not None and kind in ("bounds", "edge_row")
-        return address_of(part.edges.indptr if kind == "bounds" else part.edges.row)
+        parts, row_bytes = layout.classes, assembly.row_bytes
+        made = self.operations = assembly.operations(parts, backward, wanted, sparse)
+        self.launches, self.started = launches_of(
+            made.script, made.first_spans, made.spans, layout.order, assembly.round_of, backward, assembly.frames,
+            assembly.first_frames, assembly.bounds)
+        self.own_offsets = own_offsets(assembly.counts, made.own_counts, made.own_row_bytes)
+        self.own_bytes = int(self.own_offsets[-1])
+        in_buffers, in_messages = assembly.buffers.offsets, assembly.messages.offsets
+        places = [_fixed(layout, parts[c], kind, what) for c, kind, what in made.fixed] + made.zeros
+        places += [in_buffers[parts[c].reads[port].buffer] for c, port in made.reads]
+        places += [_within(in_buffers, parts[c].writes[k], row_bytes) for c, k in made.outputs]
+        places += [in_messages[parts[c].writes[k].buffer] for c, k in made.messages]
+        places += [_within(in_messages, parts[c].sends[port], row_bytes) for c, port in made.sends]
+        self.places = np.array(places, np.int64)
+        self.looked_up = [_looked_up(c, parts[c], part, assembly.first[c]) for c, part in made.looked_up]
 
 
-def _bounds(part: ClassLayout) -> int:
-    return address_of(part.edges.indptr) if part.edges is not None else 0
+def _fixed(layout: Layout, part: ClassLayout, kind: str, what: Any) -> int:
+    """The address of what the layout has."""
+    if kind == "rows":
+        return address_of(part.reads[what].rows.rows)
+    if kind == "pull":
+        return address_of(layout.messages[part.writes[what].buffer].pull.rows)
+    if kind == "pull_bounds":
+        at = part.writes[what]
+        return address_of(layout.messages[at.buffer].segments.indptr) + 8 * at.base
+    if kind == "external_rows":
+        return address_of(part.external.rows)
+    if kind == "pushed_rows":
+        assert part.pushed is not None
+        return address_of(part.pushed.rows)
+    assert part.edges is not None and kind in ("bounds", "edge_row")
+    return address_of(part.edges.indptr if kind == "bounds" else part.edges.row)
 
 
-def _place(part: ClassLayout, bytes_of: Sequence[int], kind: str, what: Any) -> tuple[int, int]:
-    """Which buffer a memory is in, and how many bytes behind its beginning."""
-    if kind == "buffer":
-        return part.reads[what].buffer, 0
-    place = part.sends[what] if kind == "send" else part.writes[what]
-    return place.buffer, 0 if kind == "messages" else place.base * bytes_of[place.buffer]
+def _within(offsets: Sequence[int], at: Place, row_bytes: Sequence[int]) -> int:
+    return offsets[at.buffer] + at.base * row_bytes[at.buffer]
 
 
 def _looked_up(c: int, part: ClassLayout, looked: Sum, first: int) -> LookedUp:
@@ -126,10 +127,6 @@ def _looked_up(c: int, part: ClassLayout, looked: Sum, first: int) -> LookedUp:
     return LookedUp(part.names.get(looked.source, looked.source), op, rows, [first + ref for ref in looked.reads])
 
 
-def _columns(rows: list[tuple[int, ...]], count: int) -> Any:
-    return np.array(rows, np.int64).reshape(-1, count).T
-
-
 class Assembly:
     """What is known of the runs of a layout.
 
@@ -137,17 +134,30 @@ class Assembly:
     ----------
     prepared : Prepared of each class
     first : the first number of each class's memory among that of all
+    frames, first_frames : the frames of all classes, and where those of each begin
+    counts : what memory of classes has rows for, see `counts_of`
+    bounds : class -> address of where the edges of each row begin, or 0
+    round_of : class -> its round
     buffers, messages : Blocks
     """
 
     def __init__(self, layout: Layout, plans: Sequence[ClassPlan]):
         self.plans = list(plans)
+        parts = layout.classes
         self.prepared: list[Prepared] = prepare(plans, layout)
         counts = [len(p.refs.list) for p in self.prepared]
         self.first = [sum(counts[:c]) for c in range(len(counts))]      # of each class it is none at all, at 0
         self.num_refs = sum(counts)
-        specs = buffer_specs(plans, layout)
-        self.row_bytes = [size_of(spec) * np.dtype(spec.dtype).itemsize for spec in specs]
+        self.frames = np.concatenate([part.frames for part in parts])
+        self.first_frames = offsets_of(np.array([len(part.frames) for part in parts]))
+        self.counts = counts_of(self.frames, self.first_frames)
+        self._packed = tuple([packs_weights(rows, edges) for rows, edges in self.counts[:, :2].tolist()])
+        self.bounds = np.array([0 if part.edges is None else address_of(part.edges.indptr) for part in parts])
+        self.round_of = np.zeros(len(parts), np.int64) if layout.round_of is None else layout.round_of
+        self._rounds = _rounds(layout)
+        self._named = any(part.names for part in parts)
+        specs = layout.row_specs
+        self.row_bytes = [_look_of(spec)[2] for spec in specs]
         self.buffers = Blocks([max(n, 1) for n in layout.buffer_rows], specs)
         self.messages = Blocks([m.num_rows for m in layout.messages], specs)
         self._directions: dict[bool, Direction] = {}
@@ -161,24 +171,17 @@ class Assembly:
             known = self._directions[backward] = Direction(self, layout, backward, *asked)
         return known
 
-    def operations(self, layout: Layout, rounds: Any, backward: bool, wanted: frozenset[Any],
+    def operations(self, parts: Sequence[ClassLayout], backward: bool, wanted: frozenset[Any],
                    sparse: frozenset[Any]) -> Operations:
         """Of all classes that have rows. They are remembered: mini-batches of a model differ in the layout alone."""
-        parts = layout.classes
-        shape = tuple([(tuple([c for c in classes if parts[c].whole.num_rows]),
-                        tuple(dict.fromkeys([c for c, _ in order]))) for classes, order in rounds])
-        skipped, as_rows = set(), set()
-        for c, prepared in enumerate(self.prepared) if backward else ():
-            for source in prepared.grad_sources if parts[c].whole.num_rows else ():
-                name = parts[c].names.get(source, source)
-                if name not in wanted:
-                    skipped.add((c, source))
-                elif name in sparse:
-                    as_rows.add((c, source))
-        key = (tuple(map(id, self.prepared)), shape, backward, frozenset(skipped), frozenset(as_rows))
+        rounds = self._rounds[::-1] if backward else self._rounds
+        # Where classes have their own names for what they share, the same names may stand for something else next time.
+        asked = self._asked(parts, wanted, sparse) if self._named and backward else (wanted, sparse)
+        key = (tuple(map(id, self.prepared)), rounds, backward, self._packed, self._named, asked)
         known = _operations.get(key)
         if known is None:
-            known = Operations(self.prepared, self.first, shape, backward, skipped, as_rows)
+            known = Operations(self.prepared, self.first, rounds, backward, self._packed,
+                               *self._asked(parts, wanted, sparse))
             for prepared in self.prepared:
                 if id(prepared) not in _watched:
                     _watched.add(id(prepared))
@@ -187,6 +190,30 @@ class Assembly:
                 _operations.pop(next(iter(_operations)), None)
             _operations[key] = known
         return known
+
+    def _asked(self, parts: Sequence[ClassLayout], wanted: frozenset[Any],
+               sparse: frozenset[Any]) -> tuple[frozenset[Any], frozenset[Any]]:
+        """The gradients, by class and source, that nobody asks for, and those that are asked for as rows."""
+        skipped, as_rows = set(), set()
+        for c, prepared in enumerate(self.prepared):
+            for source in prepared.grad_sources:
+                name = parts[c].names.get(source, source)
+                if name not in wanted:
+                    skipped.add((c, source))
+                elif name in sparse:
+                    as_rows.add((c, source))
+        return frozenset(skipped), frozenset(as_rows)
+
+
+def _rounds(layout: Layout) -> tuple[Round, ...]:
+    """Of each round the classes that have rows."""
+    busy = [c for c, part in enumerate(layout.classes) if part.has_rows]
+    if layout.round_of is None:
+        return (tuple(busy),)
+    found: list[list[int]] = [[] for _ in range(int(layout.round_of.max(initial=-1)) + 1)]
+    for c in busy:
+        found[layout.round_of[c]].append(c)
+    return tuple(map(tuple, found))
 
 
 _MOST = 256

@@ -18,7 +18,8 @@ from numba import cfunc, types
 
 __all__ = ["Compiled", "compile_function"]
 
-_SOURCES = ("intrinsics.py", "tiles.py", "ops.py", "pointers.py")
+_SOURCES = ("intrinsics.py", "tiles.py", "ops.py", "pointers.py", "mxnet_calls.py", "sparse_memory.py",
+            "update_loops.py")
 
 
 @lru_cache(maxsize=1)

@@ -72,6 +72,11 @@ def _step(op, worker, num_workers, first, last, low, high):
                                    (high - low) * op[t.M], op[t.N], op[t.K], op[t.ACCUMULATE], op[t.GEMM],
                                    op[t.MOST_OWN]))
         return
+    if kind == t.PACK:
+        low, high = _split(worker, num_workers, -(-op[t.N] // op[t.UNIT]), 1)
+        if low < high:
+            call_address(routine, (op[t.A], op[t.LDA], op[t.C], op[t.N], op[t.K], low, high))
+        return
     # What follows is shared by columns of the result: multiples of a cache line, so that no two workers write one.
     rows, item = (last - first) * op[t.M], op[t.ITEM]
     a, b = a + first * op[t.A_STEP], b + first * op[t.B_STEP]
@@ -107,7 +112,7 @@ def _is_wide(op, num_workers, rows):
 @njit
 def _wide_product(op, worker, num_workers, first, rows):
     """A product for all positions of a launch, by columns."""
-    low, high = _split(worker, num_workers, op[t.N], _LINE // op[t.ITEM])
+    low, high = _split(worker, num_workers, op[t.N], op[t.UNIT])
     if low < high:
         a = op[t.A] + (0 if op[t.A_LOCAL] else first * op[t.A_STEP])
         c = op[t.C] + (0 if op[t.C_LOCAL] else first * op[t.C_STEP])

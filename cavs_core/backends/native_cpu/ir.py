@@ -13,7 +13,7 @@ from typing import Any, Union
 from ...program import Instr, Spec
 
 __all__ = ["Access", "Kernel", "ROW_AT", "LOCAL", "ONE", "TAKE", "SUM", "SUM_EDGES", "MAX_EDGES", "SLOTS",
-           "Ref", "KernelOp", "ProductOp", "SumProductOp", "ColumnSumOp", "ScatterOp", "SumOp", "Op"]
+           "Ref", "KernelOp", "PackOp", "ProductOp", "SumProductOp", "ColumnSumOp", "ScatterOp", "SumOp", "Op"]
 
 #: words of a kernel's table that belong to one operand: base, index, bounds
 SLOTS = 3
@@ -67,8 +67,24 @@ class KernelOp:
 
 
 @dataclass(frozen=True)
+class PackOp:
+    """A shared matrix (k, n), stored (n, k) if transposed, copied into panels of columns; see `packing.py`."""
+
+    w: Ref
+    transposed: bool
+    n: int
+    k: int
+    dtype: str
+
+    @property
+    def target(self) -> Ref:
+        """The memory of the panels."""
+        return "packed", (self.w, self.transposed)
+
+
+@dataclass(frozen=True)
 class ProductOp:
-    """c (+)= a w: `rows` rows of each position with a shared matrix (k, n), stored (n, k) if transposed."""
+    """c = a w: `rows` rows of each position with a shared matrix (k, n), stored (n, k) if transposed, or packed."""
 
     domain: str
     a: Ref
@@ -122,4 +138,4 @@ class ScatterOp:
 
 
 SumOp = (SumProductOp, ColumnSumOp, ScatterOp)
-Op = Union[KernelOp, ProductOp, SumProductOp, ColumnSumOp, ScatterOp]
+Op = Union[KernelOp, PackOp, ProductOp, SumProductOp, ColumnSumOp, ScatterOp]

@@ -1,4 +1,4 @@
-"""Rows of the op table: what a launch does, as 24 integers a step, and the functions that write them.
+"""Rows of the op table: what a launch does, as 25 integers a step, and the functions that write them.
 
 `interpreter.py` reads the columns. Addresses are bytes; strides (`lda`, ..) count elements. A row or edge of a launch
 is a position; an operand may have `m` rows a position, which stand one behind the other. A local operand belongs to
@@ -10,24 +10,25 @@ from __future__ import annotations
 import numpy as np
 
 from . import blas, products
-from .products import own_rows, own_sum_rows, routine
+from .products import own_rows, own_sum_rows, panel_columns, routine
 
-__all__ = ["LAUNCH_WIDTH", "OP_WIDTH", "ROWS", "EDGES", "ONCE", "launch", "kernel_op", "product_op",
+__all__ = ["LAUNCH_WIDTH", "OP_WIDTH", "ROWS", "EDGES", "ONCE", "launch", "kernel_op", "pack_op", "product_op",
            "sum_product_op", "column_sum_op", "scatter_add_op", "fill_op", "table"]
 
 LAUNCH_WIDTH = 7
 #: columns of a launch
 OP_BEGIN, OP_END, START, STOP, EDGE_START, EDGE_STOP, BOUNDS = range(LAUNCH_WIDTH)
 
-OP_WIDTH = 24
+OP_WIDTH = 25
 #: columns of an op; A, B and C are operands: address, bytes from position to position, whether local, row stride;
-#: B_COLUMN: bytes in W from what one column of C needs to the next
+#: B_COLUMN: bytes in W from what one column of C needs to the next; UNIT: columns that only one worker takes
 (KIND, DOMAIN, ROUTINE, COST, A, A_STEP, A_LOCAL, LDA, B, B_STEP, B_LOCAL, LDB, C, C_STEP, C_LOCAL, LDC, N, K, M,
- ACCUMULATE, GEMM, MOST_OWN, ITEM, B_COLUMN) = range(OP_WIDTH)
-KERNEL, PRODUCT, SUM_PRODUCT, COLUMN_SUM, SCATTER_ADD, FILL = range(6)
+ ACCUMULATE, GEMM, MOST_OWN, ITEM, B_COLUMN, UNIT) = range(OP_WIDTH)
+KERNEL, PRODUCT, SUM_PRODUCT, COLUMN_SUM, SCATTER_ADD, FILL, PACK = range(7)
 #: what an op runs over: the rows of the launch, its edges, or one position that worker 0 does
 ROWS, EDGES, ONCE = range(3)
 
+_LINE = 64          # bytes of a cache line
 _BYTES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8}
 
 
@@ -55,18 +56,29 @@ def kernel_op(kernel: int, arguments: int, domain: int = ROWS, cost: int = 100) 
 
 def product_op(a: int, lda: int, w: int, ldw: int, c: int, ldc: int, n: int, k: int, *, transposed: bool,
                dtype: str = "float32", m: int = 1, domain: int = ROWS, a_local: bool = False, c_local: bool = False,
-               accumulate: bool = False, most_own: int | None = None) -> list[int]:
-    """C[rows, n] (+)= A[rows, k] W, for W of shape (k, n), or `transposed` (n, k).
+               accumulate: bool = False, most_own: int | None = None, packed: bool = False) -> list[int]:
+    """C[rows, n] (+)= A[rows, k] W, for W of shape (k, n), or `transposed` (n, k), or `packed`.
 
     Parameters
     ----------
     most_own : up to how many rows a worker our own product is used instead of BLAS; default: as measured
     """
+    if packed:
+        return _row({**_gemm_columns(PRODUCT, domain, products.product_packed, dtype, n, k, m, accumulate),
+                     **_operand(A, a, lda, m, dtype, a_local), B: w, **_operand(C, c, ldc, m, dtype, c_local),
+                     B_COLUMN: k * _BYTES[dtype], UNIT: panel_columns(dtype)})
     form = products.product_nt if transposed else products.product_nn
     return _row({**_gemm_columns(PRODUCT, domain, form, dtype, n, k, m, accumulate),
                  **_operand(A, a, lda, m, dtype, a_local), B: w, LDB: ldw, **_operand(C, c, ldc, m, dtype, c_local),
                  MOST_OWN: own_rows(n, k, transposed) if most_own is None else most_own,
-                 B_COLUMN: (ldw if transposed else 1) * _BYTES[dtype]})
+                 B_COLUMN: (ldw if transposed else 1) * _BYTES[dtype], UNIT: _LINE // _BYTES[dtype]})
+
+
+def pack_op(w: int, ldw: int, c: int, n: int, k: int, *, transposed: bool, dtype: str = "float32") -> list[int]:
+    """Copy W into panels; the workers share these."""
+    form = products.pack_nt if transposed else products.pack_nn
+    return _row({KIND: PACK, DOMAIN: ONCE, ROUTINE: routine(form, dtype).address, COST: n * k // 3, A: w, LDA: ldw,
+                 C: c, N: n, K: k, ITEM: _BYTES[dtype], UNIT: panel_columns(dtype)})
 
 
 def sum_product_op(a: int, lda: int, b: int, ldb: int, c: int, ldc: int, n: int, k: int, *, dtype: str = "float32",
@@ -75,7 +87,7 @@ def sum_product_op(a: int, lda: int, b: int, ldb: int, c: int, ldc: int, n: int,
     """C[n, k] (+)= A[rows, n]^T B[rows, k] over all rows of the launch, which earlier launches wrote."""
     return _row({**_gemm_columns(SUM_PRODUCT, domain, products.sum_product, dtype, n, k, m, accumulate),
                  **_operand(A, a, lda, m, dtype, a_local), **_operand(B, b, ldb, m, dtype, b_local), C: c, LDC: ldc,
-                 MOST_OWN: own_sum_rows(n, k)})
+                 MOST_OWN: own_sum_rows(n, k, dtype)})
 
 
 def column_sum_op(a: int, lda: int, c: int, n: int, *, dtype: str = "float32", m: int = 1, domain: int = ROWS,

@@ -11,10 +11,32 @@ from ...plan import ClassPlan
 from . import codegen, kernel_cache
 from .ir import KernelOp
 from .lower import lower_class
+from .packing import packed
 from .stages import OwnMemory, Refs, Stage
 from .values import Lowered, size_of
 
 __all__ = ["Prepared", "are_ready", "kernel_sources", "prepare", "seconds_to_compile", "size_of", "why_not"]
+
+
+class Form:
+    """The operations of a class, with its weights as they stand or packed.
+
+    Attributes
+    ----------
+    stages : forward and backward: phase, stage
+    packs : forward and backward: the Stage that runs before all others, if weights are packed
+    memory : forward and backward: OwnMemory
+    """
+
+    def __init__(self, lowered: Lowered, kernels: dict[int, tuple[int, int]], refs: Refs, packs_weights: bool):
+        self.stages: list[list[list[Stage]]] = []
+        self.packs: list[list[Stage]] = []
+        self.memory: list[OwnMemory] = []
+        for backward, phases in enumerate((lowered.forward, lowered.backward)):
+            packs, phases = packed(phases) if packs_weights else ([], phases)
+            self.stages.append([[Stage(stage, kernels, refs) for stage in phase] for phase in phases])
+            self.packs.append([Stage(packs, kernels, refs)] if packs else [])
+            self.memory.append(OwnMemory(lowered.owned, bool(backward), packs, refs))
 
 
 class Prepared:
@@ -23,15 +45,13 @@ class Prepared:
     def __init__(self, lowered: Lowered):
         self.lowered, self.ready = lowered, False
         self.refs = Refs()
-        self.stages: list[list[list[Stage]]] = [[[], [], []], [[], [], []]]     # forward and backward: phase, stage
+        self.forms: list[Form] = [Form(Lowered([[], [], []], [[], [], []], {}, []), {}, self.refs, False)] * 2
         self.grad_sources: list[Any] = []       # whose gradients are sums over rows
-        self.memory = [OwnMemory(lowered.owned, backward, self.refs) for backward in (False, True)]
 
     def finish(self, kernels: dict[int, tuple[int, int]]) -> None:
         """Take the kernels: id of a KernelOp -> its address, and ns a row."""
-        self.stages = [[[Stage(stage, kernels, self.refs) for stage in phase] for phase in phases]
-                       for phases in (self.lowered.forward, self.lowered.backward)]
-        self.grad_sources = list(dict.fromkeys(part.source for phase in self.stages[1] for stage in phase
+        self.forms = [Form(self.lowered, kernels, self.refs, packs_weights) for packs_weights in (False, True)]
+        self.grad_sources = list(dict.fromkeys(part.source for phase in self.forms[0].stages[1] for stage in phase
                                                for part in stage.sums if not part.own))
         self.ready = True
 
@@ -73,7 +93,7 @@ _NOT_IN_KERNELS = ("spread", "child_sum", "child_max", "stack_rows", "sum_rows",
 def are_ready(plans: Iterable[ClassPlan], layout: Layout) -> bool:
     """Whether all classes that have rows are compiled: a run does nothing but run."""
     return all("native" in plan.compiled and plan.compiled["native"].ready
-               for plan, part in zip(plans, layout.classes) if part.whole.num_rows)
+               for plan, part in zip(plans, layout.classes) if part.has_rows)
 
 
 def kernel_sources(plan: ClassPlan) -> list[str]:
@@ -90,7 +110,7 @@ def seconds_to_compile(plan: ClassPlan, part: ClassLayout) -> float:
 
 def prepare(plans: Sequence[ClassPlan], layout: Layout) -> list[Prepared]:
     """Lower and compile the classes that are not ready yet; one without rows has nothing to run."""
-    found = [_lowered(plan, part) if part.whole.num_rows else _IDLE for plan, part in zip(plans, layout.classes)]
+    found = [_lowered(plan, part) if part.has_rows else _IDLE for plan, part in zip(plans, layout.classes)]
     new = [prepared for prepared in dict.fromkeys(found) if not prepared.ready]
     kernels = [op for prepared in new for op in prepared.kernel_ops]
     addresses = kernel_cache.compile_kernels([source for prepared in new for source in prepared.sources])

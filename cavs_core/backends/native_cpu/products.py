@@ -29,9 +29,15 @@ _DEPTH = 768            # rows of W that are used together: a tile's columns of 
 _PACKED_ROWS = 24       # from so many rows on a tile's columns of W are copied first: in W they stand far apart
 _PACKED_BYTES = _DEPTH * 3 * VECTOR_BYTES
 
+_PANEL_VECTORS = 3      # the columns of a panel of packed weights: what a tile holds
+_PANEL_ROWS = 128       # rows of A that are used with one panel after the other
+_PANEL_A_BYTES = 1 << 18        # .. if they stay in the second cache
+_EDGE_BYTES = _PANEL_ROWS * _PANEL_VECTORS * VECTOR_BYTES
+
 _dot_1, _dot_2, _dot_3 = dot_tile(1, 2), dot_tile(2, 1), dot_tile(3, 1)
 _axpy_1, _axpy_2, _axpy_3, _axpy_4 = axpy_tile(1, 4), axpy_tile(2, 3), axpy_tile(3, 3), axpy_tile(4, 3)
 _axpy_edge = axpy_tile(1, 1)
+_panel_1 = axpy_tile(1, _PANEL_VECTORS)
 
 
 def own_rows(n: int, k: int, transposed: bool) -> int:
@@ -60,9 +66,15 @@ def own_rows(n: int, k: int, transposed: bool) -> int:
     return ALWAYS if n <= 64 else 400 if n <= 160 else min(128, 24 + k // 3)
 
 
-def own_sum_rows(n: int, k: int) -> int:
-    """The same for `sum_product`: BLAS is the faster one, but for a C of few rows (5x150: 12 against 40 GFLOP/s)."""
-    return ALWAYS if n <= 32 and k >= 48 else 0
+def own_sum_rows(n: int, k: int, dtype: str) -> int:
+    """The same for `sum_product`.
+
+    BLAS copies both operands, which costs much beside a small C. GFLOP/s of two cores, own / BLAS: C of 12 x 300 in
+    float32 151/83, 64 x 128 122/107, 128 x 256 146/123, 256 x 512 170/134, but 2048 x 512 176/193,
+    and 750 x 300 in float64 79/88 (in float32 they are equal).
+    """
+    few, small = n <= 32 and k >= 48, dtype == "float32" and k >= 24 and n * k <= 1 << 17
+    return ALWAYS if few or small else 0
 
 
 # ---- own products ---------------------------------------------------------------------------------------------------
@@ -170,6 +182,86 @@ def _own_nn(a, row_step, step, w, ldw, c, ldc, rows, n, k, accumulate):
         for x in range(0, k, depth):
             _axpy_rows(shift(a, x * step), row_step, step, shift(w, x * ldw), ldw, c, ldc, rows, n, min(depth, k - x),
                        accumulate or x > 0)
+
+
+# ---- packed weights -------------------------------------------------------------------------------------------------
+
+def panel_columns(dtype: str) -> int:
+    """The columns of a panel of packed weights."""
+    return _PANEL_VECTORS * VECTOR_BYTES // np.dtype(dtype).itemsize
+
+
+def packed_elements(n: int, k: int, dtype: str) -> int:
+    """How many numbers a packed W has: panels of columns, the last one filled up with zeros."""
+    wide = panel_columns(dtype)
+    return -(-n // wide) * wide * k
+
+
+def pack_nt(w, ldw, c, n, k, low, high):
+    """Panels low:high of W[n, k]^T."""
+    lanes = lanes_of(w)
+    wide = _PANEL_VECTORS * lanes
+    for p in range(low, high):
+        panel, first = shift(c, p * k * wide), shift(w, p * wide * ldw)
+        there = min(wide, n - p * wide)
+        for part in range(0, wide, lanes):      # few rows of W at a time: they may all have one place in the cache
+            end = min(there, part + lanes)
+            for x in range(k):
+                for y in range(part, end):
+                    panel[x * wide + y] = first[y * ldw + x]
+                for y in range(max(part, end), part + lanes):
+                    panel[x * wide + y] = as_element(c, 0)
+
+
+def pack_nn(w, ldw, c, n, k, low, high):
+    """Panels low:high of W[k, n]."""
+    wide = _PANEL_VECTORS * lanes_of(w)
+    for p in range(low, high):
+        panel, first = shift(c, p * k * wide), shift(w, p * wide)
+        there = min(wide, n - p * wide)
+        for x in range(k):
+            for y in range(there):
+                panel[x * wide + y] = first[x * ldw + y]
+            for y in range(there, wide):
+                panel[x * wide + y] = as_element(c, 0)
+
+
+@njit
+def _panel_product(a, lda, panel, c, ldc, rows, k, accumulate):
+    """The columns of one panel, for some rows."""
+    wide, i = _PANEL_VECTORS * lanes_of(a), 0
+    while i < rows:
+        left, a_tile, c_tile = rows - i, shift(a, i * lda), shift(c, i * ldc)
+        if left >= 4 and left != 5:
+            _axpy_4(a_tile, lda, 1, panel, wide, c_tile, ldc, k, 0, accumulate)
+            i += 4
+        elif left == 1:
+            _panel_1(a_tile, lda, 1, panel, wide, c_tile, ldc, k, 0, accumulate)
+            i += 1
+        elif left == 2:
+            _axpy_2(a_tile, lda, 1, panel, wide, c_tile, ldc, k, 0, accumulate)
+            i += 2
+        else:
+            _axpy_3(a_tile, lda, 1, panel, wide, c_tile, ldc, k, 0, accumulate)
+            i += 3
+
+
+def product_packed(a, lda, w, ldw, c, ldc, rows, n, k, accumulate, gemm, most_own):
+    """C[rows, n] (+)= A[rows, k] W, for a packed W (whose stride, BLAS and limit nobody needs)."""
+    wide, edge = _PANEL_VECTORS * lanes_of(a), scratch(a, _EDGE_BYTES)
+    chunk = max(4, min(_PANEL_ROWS, _PANEL_A_BYTES // (VECTOR_BYTES // lanes_of(a)) // k // 4 * 4))
+    for i in range(0, rows, chunk):
+        some, mine = shift(a, i * lda), min(chunk, rows - i)
+        for j in range(0, n, wide):
+            panel, target = shift(w, j * k), shift(c, i * ldc + j)
+            if j + wide <= n:
+                _panel_product(some, lda, panel, target, ldc, mine, k, accumulate)
+                continue
+            _panel_product(some, lda, panel, edge, wide, mine, k, 0)       # columns behind n belong to somebody else
+            for x in range(mine):
+                for y in range(n - j):
+                    value = edge[x * wide + y]
+                    target[x * ldc + y] = target[x * ldc + y] + value if accumulate else value
 
 
 # ---- routines -------------------------------------------------------------------------------------------------------

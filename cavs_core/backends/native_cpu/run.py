@@ -15,9 +15,12 @@ from ...mxnet_compat import mx
 from ...plan import ClassPlan, buffer_bytes
 from ...program import CHILD, SHARED, Pull
 from ..targets import WRITTEN, Target
-from .assembly import Direction, assembly_of
+from .assembly import Arrays, Direction, assembly_of
 from .memory import ARENA, Block, address_of
+from .ops import ACCUMULATE, C
+from .packing import packs_weights
 from .products import segment_sum
+from .stages import counts_of, own_offsets
 from .table import run_table
 
 __all__ = ["NativeRun"]
@@ -30,11 +33,12 @@ class NativeRun:
                  fills: Sequence[tuple[int, int, Any]] = ()):
         self.layout, self.plans, self.arrays, self.fills = layout, plans, arrays, fills
         self.launched = 0
-        self.buffers: list[Any] = []
-        self.messages: list[Any] = []
+        self.buffers: Any = ()                  # Arrays
+        self.messages: Any = ()
         self._assembly = assembly_of(layout, plans)
         self._prepared = self._assembly.prepared
-        self._addresses = np.zeros(0, np.int64)     # of the memory that classes name; 0: not asked for yet
+        self._addresses = np.zeros(0, np.int64)     # of the memory that classes name
+        self._asked: dict[Any, int] = {}        # those of arrays that are not ours, by name
         self._held: list[Any] = []              # arrays whose addresses are in use
         self._kept: list[Block] = []            # memory of the results
         self._saved: list[Block] = []           # memory that backward passes read
@@ -97,17 +101,15 @@ class NativeRun:
 
     # ---- forward -----------------------------------------------------------------------------
 
-    def forward(self) -> list[Any]:
+    def forward(self) -> Any:
         """Run everything; the buffers."""
         direction = self._assembly.direction(self.layout, False)
-        block, self.buffers, self._at_buffers = self._assembly.buffers.take()
-        self._kept.append(block)
+        self.buffers = Arrays(self._assembly.buffers)
+        self._kept.append(self.buffers.block)
         for buffer, row, array in self.fills:
             _fill(self.buffers[buffer], row, array)
         self._addresses = np.zeros(self._assembly.num_refs, np.int64)
-        self._place(direction, self._saved)
-        self._draw(range(0, 3))
-        self._execute(direction)
+        self._run(direction, self._saved, range(0, 3))
         return self.buffers
 
     def _draw(self, phases: range) -> None:
@@ -136,24 +138,21 @@ class NativeRun:
             if isinstance(array, mx.nd.NDArray):
                 array.wait_to_read()
         _give_back(self._passing)
-        forward, held = self._addresses, len(self._held)
-        self._addresses = forward.copy()
+        forward, asked, held = self._addresses, self._asked, len(self._held)
+        self._addresses, self._asked = forward.copy(), asked.copy()
         self._output_grads = output_grads
         self._wanted, self._targets, self._sparse = set(wanted), targets or {}, set(sparse)
+        self._begun: dict[Any, int] = {}        # gradients of shared sources that have something: where they are
         direction = self._assembly.direction(self.layout, True, self._wanted, self._sparse)
-        block, self.messages, at_messages = self._assembly.messages.take()
-        self._passing.append(block)
-        for array in self.messages:
-            array[0] = 0
+        self.messages = Arrays(self._assembly.messages)     # (nobody reads the row of zeros here)
+        self._passing.append(self.messages.block)
         for k, row, array in heads:
             _fill(self.messages[k], row, array)
         self._grads: dict[Any, Any] = {s: self._pull_buffer(s) for s in self._wanted
                                        if isinstance(s, Pull) and self._having(s)}
-        self._place(direction, self._passing, at_messages)
-        self._draw(range(3, 6))
-        self._execute(direction)
+        self._run(direction, self._passing, range(3, 6), self.messages.block.address)
         self._add_values()
-        self._addresses = forward
+        self._addresses, self._asked = forward, asked
         del self._held[held:]
         return self._grads
 
@@ -188,17 +187,24 @@ class NativeRun:
 
     # ---- tables ------------------------------------------------------------------------------
 
-    def _execute(self, direction: Direction) -> None:
-        targets = []
-        for number, c, part in direction.operations.sums:
+    def _run(self, direction: Direction, blocks: list[Block], phases: range, at_messages: int = 0) -> None:
+        """Run a direction; `blocks` takes the memory of its own."""
+        made, block = direction.operations, ARENA.take(direction.own_bytes)
+        blocks.append(block)
+        at = (self.buffers.block.address, at_messages, block.address)
+        asked = [self._asked_address(*memory) for memory in made.asked]
+        table, words = made.with_addresses(self._addresses, direction.places, direction.own_offsets, asked, at)
+        self._draw(phases)
+        for number, c, part in made.sums:
             if part.own:
-                target, accumulate = int(self._addresses[self._assembly.first[c] + part.own]), False
+                target, accumulate = int(table[number, C]), False
             else:
                 target, accumulate = self._grad_memory(c, part.source)
-                targets.append((number, target, accumulate))
+                table[number, C], table[number, ACCUMULATE] = target, accumulate
             if part.adds_into_zeros and not accumulate:
                 array_at(target, (part.op.size * part.op.width,), part.op.dtype)[:] = 0
-        run_table(direction.launches, direction.operations.with_addresses(self._addresses, targets))
+        run_table(direction.launches, table)
+        del words                               # (what the table has the addresses of)
         self.launched += direction.started
         for name, op, rows, refs in direction.looked_up:
             index, values = self._addresses[refs].tolist()
@@ -208,35 +214,19 @@ class NativeRun:
     def _grad_memory(self, c: int, source: Any) -> tuple[int, bool]:
         """Where the gradient of a shared source goes, and whether it is added to what is there."""
         name = self.layout.classes[c].names.get(source, source)
+        if name in self._begun:
+            return self._begun[name], True
         target = self._targets.get(name)
         if target is not None:
-            accumulate = target.add or name in self._grads
-            self._grads[name] = WRITTEN
-            return address_of_data(target.array), accumulate
-        accumulate = name in self._grads
-        if not accumulate:
+            at, self._grads[name] = address_of_data(target.array), WRITTEN
+        else:
             spec = self.plans[c].specs[self.plans[c].grads[source][0]]
             self._grads[name] = np.empty(spec.shape, spec.dtype)
-        return address_of(self._grads[name]), accumulate
+            at = address_of(self._grads[name])
+        self._begun[name] = at
+        return at, target is not None and target.add
 
     # ---- memory ------------------------------------------------------------------------------
-
-    def _place(self, direction: Direction, blocks: list[Block], at_messages: Any = None) -> None:
-        """Find the address of everything that a direction names; `blocks` takes the memory of its own."""
-        known = self._addresses
-        block = ARENA.take(direction.own_bytes)
-        blocks.append(block)
-        numbers, offsets = direction.own
-        known[numbers] = offsets + block.address
-        numbers, addresses = direction.fixed
-        known[numbers] = addresses
-        for (numbers, buffers, behind), at in ((direction.in_buffers, self._at_buffers),
-                                               (direction.in_messages, at_messages)):
-            if len(numbers):
-                known[numbers] = at[buffers] + behind
-        for number, c, (kind, source) in direction.operations.asked:
-            if not known[number]:
-                known[number] = self._asked_address(c, kind, source)
 
     def _view(self, c: int, v: int) -> Any:
         """The memory of a value of a class, as an array."""
@@ -247,18 +237,19 @@ class NativeRun:
         return array_at(address, (rows, *spec.shape), spec.dtype)
 
     def _asked_address(self, c: int, kind: str, source: Any) -> int:
-        """Where an array of this run is; the gradients of pulled inputs have a row for every vertex."""
-        if kind == "shared":
-            return self._hold(self.arrays[self.layout.classes[c].names.get(source, source)])
-        if kind == "external":
-            return self._hold(self.arrays[source])
-        if kind == "output_grad":
-            return self._hold(self._output_grads[source.index])
-        grad = self._grads.get(source)
-        if grad is None:                        # nobody asked for it
-            grad = self._pull_buffer(source)
-        first = sum(p.whole.num_rows for p in self.layout.classes[:c])
-        return self._hold(grad) + first * grad.strides[0]
+        """Where an array of this run is; classes may name the same one."""
+        if kind == "pull_grad":                 # it has a row for every vertex, class after class
+            grad = self._grads.get(source)
+            if grad is None:                    # nobody asked for it
+                grad = self._pull_buffer(source)
+            first = sum(p.whole.num_rows for p in self.layout.classes[:c])
+            return self._hold(grad) + first * grad.strides[0]
+        name = self.layout.classes[c].names.get(source, source)
+        at = self._asked.get(name)
+        if at is None:
+            array = self._output_grads[source.index] if kind == "output_grad" else self.arrays[name]
+            at = self._asked[name] = self._hold(array)
+        return at
 
     def _hold(self, array: Any) -> int:
         """The address of an array, which is kept alive."""
@@ -267,7 +258,12 @@ class NativeRun:
 
 
 def _peak_bytes(prepared: Sequence[Any], plans: Sequence[ClassPlan], layout: Layout) -> int:
-    own = sum(sum(memory.sizes(part)) for p, part in zip(prepared, layout.classes) for memory in p.memory)
+    own = 0
+    for p, part in zip(prepared, layout.classes):
+        counts = counts_of(part.frames, np.array([0, len(part.frames)]))
+        form = p.forms[packs_weights(part.whole.num_rows, part.whole.num_edges)]
+        own += sum(int(own_offsets(counts, *map(np.array, (m.counts, m.row_bytes)))[-1])
+                   for m in form.memory if m.numbers)
     return own + buffer_bytes(plans, layout) + layout.index_bytes
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from numba import njit
 
 from ...program import CHILD, ROW, SHARED
 from . import ops
-from .ir import ColumnSumOp, KernelOp, Op, ProductOp, Ref, ScatterOp, SumOp, SumProductOp
+from .ir import ColumnSumOp, KernelOp, Op, PackOp, ProductOp, Ref, ScatterOp, SumOp, SumProductOp
+from .products import packed_elements
 from .values import Owned, size_of
 
-__all__ = ["OwnMemory", "Refs", "Stage", "Sum"]
+__all__ = ["NUM_COUNTS", "OwnMemory", "Refs", "Stage", "Sum", "counts_of", "own_offsets"]
 
 _DOMAINS = {ROW: ops.ROWS, CHILD: ops.EDGES, SHARED: ops.ONCE}
 
@@ -31,26 +32,51 @@ class Refs:
         return self._numbers[ref]
 
 
+#: what the memory of a value has room for: a row for each of these numbers of a class, see `counts_of`
+NUM_COUNTS = 5
+_COUNTS = {(ROW, False): 0, (CHILD, False): 1, (SHARED, False): 2, (ROW, True): 3, (CHILD, True): 4}
+
+
 class OwnMemory:
-    """The values of a class that have memory of their own, for one direction."""
+    """The values of a class that have memory of their own, for one direction.
 
-    _KINDS = {(ROW, False): 0, (CHILD, False): 1, (SHARED, False): 2, (ROW, True): 3, (CHILD, True): 4}
+    Attributes
+    ----------
+    numbers : of the memory
+    counts : which number of the class each has rows for
+    row_bytes : of each
+    """
 
-    def __init__(self, owned: dict[int, Owned], backward: bool, refs: Refs):
+    def __init__(self, owned: dict[int, Owned], backward: bool, packs: Sequence[PackOp], refs: Refs):
         mine = {v: o for v, o in owned.items() if o.backward == backward}
-        self.numbers = [refs.number(("value", v)) for v in mine]
-        self._looks = [(self._KINDS[o.spec.kind, o.local], size_of(o.spec) * np.dtype(o.spec.dtype).itemsize)
-                       for o in mine.values()]
-        self._has_local = any(o.local for o in mine.values())
+        self.numbers = [refs.number(("value", v)) for v in mine] + [refs.number(pack.target) for pack in packs]
+        self.counts = [_COUNTS[o.spec.kind, o.local] for o in mine.values()] + [_COUNTS[SHARED, False]] * len(packs)
+        self.row_bytes = [size_of(o.spec) * np.dtype(o.spec.dtype).itemsize for o in mine.values()] + [
+            packed_elements(pack.n, pack.k, pack.dtype) * np.dtype(pack.dtype).itemsize for pack in packs]
 
-    def sizes(self, part: Any) -> list[int]:
-        """The bytes that each needs, in cache lines."""
-        if not part.whole.num_rows:
-            return []
-        counts = [part.whole.num_rows, part.whole.num_edges, 1]
-        if self._has_local:
-            counts += (part.frames[1:, 1::2] - part.frames[1:, ::2]).max(axis=0, initial=0).tolist()
-        return [-(-counts[kind] * size // 64) * 64 for kind, size in self._looks]
+
+@njit(cache=True, nogil=True)
+def counts_of(frames, first_frames):
+    """Of each class: rows, edges, one, and the most rows and edges of a launch; all 0 if there are no rows."""
+    counts = np.zeros((len(first_frames) - 1, NUM_COUNTS), np.int64)
+    for c in range(len(counts)):
+        whole = first_frames[c]
+        counts[c, 0], counts[c, 1] = frames[whole, 1], frames[whole, 3]
+        counts[c, 2] = min(counts[c, 0], 1)
+        for k in range(whole + 1, first_frames[c + 1]):
+            counts[c, 3] = max(counts[c, 3], frames[k, 1] - frames[k, 0])
+            counts[c, 4] = max(counts[c, 4], frames[k, 3] - frames[k, 2])
+    return counts
+
+
+@njit(cache=True, nogil=True)
+def own_offsets(counts, which, row_bytes):
+    """Where the memory of each value begins in a block, in cache lines, and where the last one ends."""
+    offsets = np.zeros(len(which) + 1, np.int64)
+    for i in range(len(which)):
+        rows = counts[which[i] // NUM_COUNTS, which[i] % NUM_COUNTS]
+        offsets[i + 1] = offsets[i] + -(-rows * row_bytes[i] // 64) * 64
+    return offsets
 
 
 class Sum:
@@ -98,12 +124,17 @@ class Stage:
                 tables.append((len(rows), len(words)))
                 words += [refs.number(ref) for ref in op.slots]
                 rows.append(ops.kernel_op(address, 0, _DOMAINS[op.domain], cost))
+            elif isinstance(op, PackOp):
+                patches += [(len(rows), ops.A, refs.number(op.w)), (len(rows), ops.C, refs.number(op.target))]
+                rows.append(ops.pack_op(0, op.k if op.transposed else op.n, 0, op.n, op.k, transposed=op.transposed,
+                                        dtype=op.dtype))
             elif isinstance(op, ProductOp):
                 patches += [(len(rows), column, refs.number(ref))
                             for column, ref in ((ops.A, op.a), (ops.B, op.w), (ops.C, op.c))]
                 rows.append(ops.product_op(
                     0, op.k, 0, op.k if op.transposed else op.n, 0, op.n, op.n, op.k, transposed=op.transposed,
-                    dtype=op.dtype, m=op.rows, domain=_DOMAINS[op.domain], a_local=op.a_local, c_local=op.c_local))
+                    dtype=op.dtype, m=op.rows, domain=_DOMAINS[op.domain], a_local=op.a_local, c_local=op.c_local,
+                    packed=op.w[0] == "packed"))
         self.sums = [Sum(op, refs) for op in stage if isinstance(op, SumOp)]
         self.rows = ops.table(rows)
         self.places = np.array([row * ops.OP_WIDTH + column for row, column, _ in patches], np.int64)

@@ -7,7 +7,8 @@ learning rate from text, and where the text has an exponent its reader may miss 
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import lru_cache
+from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
@@ -15,17 +16,17 @@ from numba.extending import intrinsic
 
 from .compiled import Compiled, compile_function
 from .intrinsics import words_at
+from .mxnet_calls import FLOAT32
 from .pointers import pointer
 
-__all__ = ["ADAM", "COUNT", "GRAD", "HEAD", "INDEX", "MULTI_SGD", "NUMBERS", "NUM_NUMBERS", "NUM_WORDS", "ROWS", "RULE",
-           "SGD", "SGD_MOM", "STATES", "WEIGHT", "WIDTH", "loop_for"]
+__all__ = ["ADAM", "COUNT", "DTYPE", "GRAD", "HEAD", "INDEX", "MULTI_SGD", "NUMBERS", "NUM_NUMBERS", "NUM_WORDS",
+           "ROWS", "RULE", "SGD", "SGD_MOM", "STATES", "WEIGHT", "WIDTH", "update_loop"]
 
 SGD, MULTI_SGD, SGD_MOM, ADAM = range(4)                # the rules
-# A table: the rule and the number of parameters, then eight words for each parameter. A dense gradient is one row
-# without an index.
-RULE, COUNT, HEAD = range(3)
-NUM_WORDS = 8
-WEIGHT, GRAD, STATES, INDEX, ROWS, WIDTH, NUMBERS = 0, 1, 2, 4, 5, 6, 7
+# A table: the number of parameters, then ten words for each. A dense gradient is one row without an index.
+COUNT, HEAD = range(2)
+NUM_WORDS = 10
+WEIGHT, GRAD, STATES, INDEX, ROWS, WIDTH, NUMBERS, RULE, DTYPE = 0, 1, 2, 4, 5, 6, 7, 8, 9
 # What NUMBERS points at, in float64; from _OWN on what a rule has for itself.
 _LR, _WD, _RESCALE, _CLIP, _OWN = range(5)
 NUM_NUMBERS = 7
@@ -95,44 +96,60 @@ def _sgd_mom(weight, grad, velocity, size, numbers):
 
 
 @njit(**_EXACT)
-def _adam(weight, grad, mean, var, size, numbers):
+def _adam(weight, grad, mean, var, size, numbers, sparse):
     one, bound = _as_element(weight, 1.0), _scales(weight, numbers)[1]
     lr, wd, rescale = _number(weight, numbers, _LR), _number(weight, numbers, _WD), _number(weight, numbers, _RESCALE)
     beta1, beta2 = _number(weight, numbers, _OWN), _number(weight, numbers, _OWN + 1)
     epsilon = _number(weight, numbers, _OWN + 2)
+    square_first = sparse and numbers[_CLIP] >= 0       # so MXNet does it there, which gives other bits
     for j in range(size):
         g = _clip(rescale * grad[j] + wd * weight[j], bound)
         m = beta1 * mean[j] + (one - beta1) * g
-        v = beta2 * var[j] + (one - beta2) * g * g
+        v = beta2 * var[j] + ((one - beta2) * (g * g) if square_first else (one - beta2) * g * g)
         mean[j], var[j] = m, v
         weight[j] = weight[j] - lr * m / (math.sqrt(v) + epsilon)
 
 
-@cache
-def loop_for(dtype: str) -> Compiled:
+def _update_of(dtype: str) -> Any:
+    """The update of one parameter of a dtype, by the address of its words."""
+
+    @njit(**_EXACT)
+    def update(at):
+        words = words_at(at)
+        rule, width = words[RULE], words[WIDTH]
+        numbers = pointer(at, NUMBERS, "float64", "numbers", _BUFFERS)
+        index = pointer(at, INDEX, "int64", "index", _BUFFERS)
+        for row in range(words[ROWS]):
+            begin = index[row] * width if words[INDEX] != 0 else 0
+            weight = pointer(at, WEIGHT, dtype, "weight", _BUFFERS) + begin
+            grad = pointer(at, GRAD, dtype, "grad", _BUFFERS) + row * width
+            first = pointer(at, STATES, dtype, "first", _BUFFERS) + begin
+            second = pointer(at, STATES + 1, dtype, "second", _BUFFERS) + begin
+            if rule == SGD:
+                _sgd(weight, grad, width, numbers)
+            elif rule == MULTI_SGD:
+                _multi_sgd(weight, grad, width, numbers)
+            elif rule == SGD_MOM:
+                _sgd_mom(weight, grad, first, width, numbers)
+            else:
+                _adam(weight, grad, first, second, width, numbers, words[INDEX] != 0)
+
+    return update
+
+
+_update_float32, _update_float64 = _update_of("float32"), _update_of("float64")
+
+
+def update(context, table):
+    for k in range(words_at(table)[COUNT]):
+        at = table + 8 * (HEAD + NUM_WORDS * k)
+        if words_at(at)[DTYPE] == FLOAT32:
+            _update_float32(at)
+        else:
+            _update_float64(at)
+
+
+@lru_cache(maxsize=1)
+def update_loop() -> Compiled:
     """A function for MXNet's engine, (its context, a table) -> nothing; compiled, or loaded from disk."""
-
-    def update(context, table):
-        rule = words_at(table)[RULE]
-        for k in range(words_at(table)[COUNT]):
-            at = table + 8 * (HEAD + NUM_WORDS * k)
-            words = words_at(at)
-            width = words[WIDTH]
-            numbers = pointer(at, NUMBERS, "float64", "numbers", _BUFFERS)
-            index = pointer(at, INDEX, "int64", "index", _BUFFERS)
-            for row in range(words[ROWS]):
-                begin = index[row] * width if words[INDEX] != 0 else 0
-                weight = pointer(at, WEIGHT, dtype, "weight", _BUFFERS) + begin
-                grad = pointer(at, GRAD, dtype, "grad", _BUFFERS) + row * width
-                first = pointer(at, STATES, dtype, "first", _BUFFERS) + begin
-                second = pointer(at, STATES + 1, dtype, "second", _BUFFERS) + begin
-                if rule == SGD:
-                    _sgd(weight, grad, width, numbers)
-                elif rule == MULTI_SGD:
-                    _multi_sgd(weight, grad, width, numbers)
-                elif rule == SGD_MOM:
-                    _sgd_mom(weight, grad, first, width, numbers)
-                else:
-                    _adam(weight, grad, first, second, width, numbers)
-
-    return compile_function(update, types.void(types.int64, types.int64), dtype)
+    return compile_function(update, types.void(types.int64, types.int64))

@@ -14,7 +14,8 @@ is read by a position of its own: so are rows joined.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +25,7 @@ from cavs_core import offsets_of
 
 from .policies import Problem
 
-__all__ = ["ClassInfo", "Recording", "Scan", "ClassRows", "Grouping", "column_of", "scan", "group", "offsets_of_calls",
-           "problem_of", "reached"]
+__all__ = ["ClassInfo", "Recording", "Scan", "ClassRows", "Grouping", "column_of", "scan", "group", "problem_of"]
 
 
 class ClassInfo(NamedTuple):
@@ -89,6 +89,21 @@ class Recording:
     def per_class(self, what: Any, dtype: type = np.int64) -> Any:
         return np.array([what(c) for c in self.classes], dtype)
 
+    @cached_property
+    def offsets(self) -> tuple[Any, Any]:
+        """Where the operands of each call begin, and its values."""
+        offsets: tuple[Any, Any] = _offsets(
+            self.call_class, self.call_count, self.per_class(lambda c: len(c.operand_widths) - c.slots),
+            self.per_class(lambda c: c.slots), self.per_class(lambda c: len(c.output_widths)))
+        return offsets
+
+    def of_calls(self, calls: Any, operands: Any, value_of: Any) -> Recording:
+        """What is left of it with some of the calls, their operands, and numbers of the values; -1: a value is gone."""
+        heads = value_of[self.heads]
+        return replace(self, call_class=self.call_class[calls], call_width=self.call_width[calls],
+                       call_count=self.call_count[calls], call_first=self.call_first[calls], operands=operands,
+                       heads=heads[heads >= 0])
+
 
 @dataclass
 class Scan:
@@ -110,7 +125,7 @@ class Scan:
 
 def scan(r: Recording) -> Scan:
     """One pass in recorded order: an operand is always recorded before its reader."""
-    operand_offsets, value_offsets = offsets_of_calls(r)
+    operand_offsets, value_offsets = r.offsets
     column_offsets, slots = offsets_of(r.per_class(lambda c: len(c.operand_widths))), r.per_class(lambda c: c.slots)
     depth, active, first, same, pending, wanted, maker, source, output = _scan(
         r.call_class, operand_offsets, value_offsets, column_offsets, slots, r.operands,
@@ -120,13 +135,14 @@ def scan(r: Recording) -> Scan:
                 source, output)
 
 
-def offsets_of_calls(r: Recording) -> tuple[Any, Any]:
-    """Where the operands of each call begin, and its values."""
-    slots = r.per_class(lambda c: c.slots)
-    fixed = r.per_class(lambda c: len(c.operand_widths) - c.slots)
-    num_outputs = r.per_class(lambda c: len(c.output_widths))
-    return (offsets_of(fixed[r.call_class] + r.call_count * slots[r.call_class]),
-            offsets_of(num_outputs[r.call_class]))
+@njit(cache=True, nogil=True)
+def _offsets(call_class, call_count, fixed, slots, num_outputs):  # type: ignore[no-untyped-def]
+    operands, values = np.zeros(len(call_class) + 1, np.int64), np.zeros(len(call_class) + 1, np.int64)
+    for i in range(len(call_class)):
+        c = call_class[i]
+        operands[i + 1] = operands[i] + fixed[c] + call_count[i] * slots[c]
+        values[i + 1] = values[i] + num_outputs[c]
+    return operands, values
 
 
 @njit(cache=True, nogil=True)
@@ -178,29 +194,6 @@ def _scan(call_class, operand_offsets, value_offsets, column_offsets, slots, ope
         for v in range(value_offsets[i], value_offsets[i + 1]):
             maker[v] = i
     return depth, active, first, same, pending, wanted, maker, source, output
-
-
-def reached(r: Recording, s: Scan, values: Any) -> tuple[Any, Any]:
-    """The leaves and the classes that some values depend on."""
-    return _reached(r.call_class, s.operand_offsets, r.operands, s.maker, values, len(r.leaf_buffers), len(r.classes))
-
-
-@njit(cache=True, nogil=True)
-def _reached(call_class, operand_offsets, operands, maker, values, num_leaves, num_classes):  # type: ignore[no-untyped-def]
-    calls = np.zeros(len(call_class), np.bool_)
-    leaves = np.zeros(num_leaves, np.bool_)
-    classes = np.zeros(num_classes, np.bool_)
-    for v in values:
-        calls[maker[v]] = True
-    for i in range(len(call_class) - 1, -1, -1):        # readers come behind what they read
-        if calls[i]:
-            classes[call_class[i]] = True
-            for j in range(operand_offsets[i], operand_offsets[i + 1]):
-                if operands[j] >= 0:
-                    calls[maker[operands[j]]] = True
-                else:
-                    leaves[-1 - operands[j]] = True
-    return leaves, classes
 
 
 @dataclass

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from .analyzer import offsets_of_calls
 from .errors import BatchingMismatchError
 from .values import SPECS
 
@@ -19,7 +18,7 @@ def check_calls(flushed: Any, tables: Any) -> None:
     """Run all recorded calls one by one in their order, each on the values that the loop would give it."""
     values: dict[int, Any] = {}
     recording, leaves = tables.recording, tables.leaves
-    operand_offsets, value_offsets = offsets_of_calls(recording)
+    operand_offsets, value_offsets = recording.offsets
     for i, number in enumerate(tables.call_entry.tolist()):
         signature, cls = tables.entries[number].signature, tables.entries[number].cls
         tokens = recording.operands[operand_offsets[i]:operand_offsets[i + 1]].tolist()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .analyzer import offsets_of_calls, scan
+from .analyzer import scan
 from .auto import Auto, Sample
 from .costs.cost_model import Device
 from .costs.devices import NATIVE
@@ -56,10 +56,11 @@ def _distinct(tables: Tables) -> Tables | None:
     key = (structure, device, facts.lookups.ids.tobytes())
     known = REPEATS.get(key, ())
     if known is None:
-        left = find_repeats(facts, offsets_of_calls(tables.recording))
+        left = find_repeats(facts, tables.recording.offsets)
         seen = SEEN.get(structure.checksum, False)
         SEEN.put(structure.checksum, True)
-        found = structure.without_repeats(left) if _pays(tables, left, device, seen) else None
+        found = (structure.without_repeats(left, tables.num_recorded(left.repeats))
+                 if _pays(tables, left, device, seen) else None)
         REPEATS.put(key, (), found, num_bytes=structure.num_bytes + (found.num_bytes if found is not None else 0))
     else:
         _, found = known
@@ -77,11 +78,13 @@ def _pays(tables: Tables, left: Distinct, device: Device, seen: bool) -> bool:
     return bool(row_us @ count[found] > price)
 
 
-def choose_method(config: Any, tables: Any, place: str) -> Sample:
+def choose_method(config: Any, recorded: Sequence[Any], tables: Any, place: str) -> Sample:
     """What a flush is planned with, in a sample that it fills in.
 
     Parameters
     ----------
+    recorded : classes as they were recorded, by which a model is known
+    tables : what would run
     place : whose costs count
     """
     grain = "vertex" if config.granularity == "auto" else config.granularity
@@ -91,7 +94,7 @@ def choose_method(config: Any, tables: Any, place: str) -> Sample:
         return Sample(Method(config.policy, grain))
     # The same code with another number of children, or on longer inputs, is the same model.
     model = frozenset((id(cls.identity[0]) if cls.identity else 0, cls.signature.title)
-                      for cls in tables.classes if cls.signature.alias < 0)
+                      for cls in recorded if cls.signature.alias < 0)
     first = Method("depth", grain)
     others = [Method("cost", grain), Method("agenda", grain)]
     if config.granularity == "auto":

@@ -26,7 +26,7 @@ class Composed(LastUsed):
 
     def signature(self, parts: Sequence[Signature], composition: Composition, face: Face) -> tuple[Face, Signature]:
         """A face that serves for this flush and for those before, and the signature with that face."""
-        key = (tuple(parts), composition.reads)
+        key = self.key(parts, composition)
         with self.lock:
             known: tuple[Face, Signature] | None = self.get(key)
             wider = face if known is None else merged(known[0], face)
@@ -34,6 +34,15 @@ class Composed(LastUsed):
                 known = wider, _signature(parts, composition, wider)
             self.put(key, known)
             return known
+
+    def key(self, parts: Sequence[Signature], composition: Composition) -> Any:
+        """By which a composition is known in all flushes."""
+        return tuple(parts), composition.reads
+
+    def current(self, key: Any) -> Signature | None:
+        """The signature that a composition has now."""
+        known: tuple[Face, Signature] | None = self.get(key)
+        return None if known is None else known[1]
 
 
 COMPOSED = Composed()       # of the whole process

@@ -23,7 +23,7 @@ after a few flushes groups are found once.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,6 +69,7 @@ class Groups(NamedTuple):
     member, role : int64 arrays, shape (calls,)
     order, offsets : the calls of launch k are order[offsets[k]:offsets[k + 1]], by member, then by role
     num_joined : launches of before that are now part of others
+    settled : whether classes were joined as enough flushes before have shown
     """
 
     of_launch: Any
@@ -80,6 +81,7 @@ class Groups(NamedTuple):
     order: Any
     offsets: Any
     num_joined: int
+    settled: bool
 
 
 class Habits(LastUsed):
@@ -95,6 +97,14 @@ class Habits(LastUsed):
         """Which pairs are mostly apart; None if some of them were seen in few flushes."""
         known = [self.get(pair, (0, 0)) for pair in pairs]
         return [balance < 0 for balance, _ in known] if all(n >= ENOUGH for _, n in known) else None
+
+    def taught(self, pairs: Sequence[Any], teach: Callable[[], None]) -> list[bool]:
+        """Which pairs are mostly apart, once others have told; pairs that these do not have were seen in vain."""
+        before = [self.get(pair) for pair in pairs]
+        teach()
+        unknown = [pair for pair, known in zip(pairs, before) if self.get(pair) == known]
+        self.learn(unknown, [0] * len(unknown))
+        return [self.get(pair, (0, 0))[0] < 0 for pair in pairs]
 
     def learn(self, pairs: Sequence[Any], balances: Sequence[int]) -> list[bool]:
         """Take in one flush; which pairs are mostly apart now."""
@@ -112,7 +122,7 @@ ENOUGH = 4                  # flushes
 
 
 def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any, names: Sequence[Hashable],
-                habits: Habits) -> Groups | None:
+                habits: Habits, teach: Callable[[], None] | None = None) -> Groups | None:
     """The groups of a plan; None if every launch stays alone.
 
     Parameters
@@ -124,6 +134,7 @@ def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any, n
         Whether launches of the class may join others, and whether it is a product with a weight.
     names : of each class, what it is called in all flushes
     habits : what was learned from other flushes
+    teach : called where that is not enough: lets habits learn from what is more telling than these calls
     """
     aliases = r.per_class(lambda c: c.alias, bool)
     joinable = joinable & ~aliases & (r.per_class(lambda c: c.slots) == 0)
@@ -146,6 +157,9 @@ def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any, n
     pairs = [(names[a], names[b], k) for a, b, k in zip(producers.tolist(), of_column.tolist(),
                                                         (columns - s.column_offsets[of_column]).tolist())]
     known = habits.apart(pairs)
+    settled = known is not None
+    if known is None and teach is not None:
+        known = habits.taught(pairs, teach)
     if known is None:
         first_order = order.copy()
         found = _grow(first_order, bounds, launch.copy(), calls, (*classes, apart), readers)
@@ -161,7 +175,7 @@ def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any, n
     number[by_start] = np.arange(len(by_start))
     num_joined = num_launches - int((group == np.arange(len(group))).sum())
     return Groups(number[group[by_start]], number[follows[by_start]], place[by_start], times[by_start], member, role,
-                  order, np.append(starts[by_start], len(order)), num_joined)
+                  order, np.append(starts[by_start], len(order)), num_joined, settled)
 
 
 @njit(cache=True, nogil=True)

@@ -45,11 +45,8 @@ class Distinct(NamedTuple):
 
     def recording(self, r: Recording, num_leaves: int) -> Recording:
         """What is left of the whole recording, with so many leaves."""
-        calls = self.calls
-        return replace(r, call_class=r.call_class[calls], call_width=r.call_width[calls],
-                       call_count=r.call_count[calls], call_first=r.call_first[calls], operands=self.operands,
-                       leaf_buffers=r.leaf_buffers[:num_leaves], leaf_widths=r.leaf_widths[:num_leaves],
-                       leaf_wanted=r.leaf_wanted[:num_leaves], heads=self.value_of[r.heads])
+        return replace(r.of_calls(self.calls, self.operands, self.value_of), leaf_buffers=r.leaf_buffers[:num_leaves],
+                       leaf_widths=r.leaf_widths[:num_leaves], leaf_wanted=r.leaf_wanted[:num_leaves])
 
 
 class Lookups(NamedTuple):
@@ -108,7 +105,7 @@ def find_repeats(facts: Facts, offsets: tuple[Any, Any]) -> Distinct:
 
     Parameters
     ----------
-    offsets : of operands and values, as `offsets_of_calls` gives them
+    offsets : of operands and values, `Recording.offsets`
     """
     f = facts
     first, repeats = _find(f.kinds, f.counts, f.firsts, *offsets, f.operands, f.pure, f.numbers, f.num_data, f.held,

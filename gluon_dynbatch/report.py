@@ -35,6 +35,8 @@ class Stats:
     backward_ms: float = 0.0
     cache_hits: int = 0                 # flushes whose plan was known
     cache_misses: int = 0
+    sample_hits: int = 0                # samples of new flushes whose joined operators were known
+    sample_misses: int = 0
     predicted_execute_ms: float = 0.0   # by the cost model, before they ran
     predicted_backward_ms: float = 0.0  # of the flushes whose backward pass has run
     methods: dict[str, int] = field(default_factory=dict)       # policy and grain -> flushes
@@ -48,10 +50,12 @@ class Stats:
     def __str__(self) -> str:
         joined = f", {self.joined} joined" if self.joined else ""
         repeats = f", {self.repeats} of them repeats," if self.repeats else ""
+        samples = self.sample_hits + self.sample_misses
+        merged = f", {self.sample_hits} of {samples} samples known" if samples else ""
         return (f"{self.calls} calls{repeats} in {self.launches} launches{joined} ({self.ops} operators forward, "
                 f"{self.backward_ops} backward), {self.flushes} flushes; record {self.record_ms:.1f} ms, "
                 f"analyze {self.analyze_ms:.1f} ms ({self.cache_hits} of {self.cache_hits + self.cache_misses} plans "
-                f"known), execute {self.execute_ms:.1f} ms ({self.predicted_execute_ms:.1f} predicted), "
+                f"known{merged}), execute {self.execute_ms:.1f} ms ({self.predicted_execute_ms:.1f} predicted), "
                 f"backward {self.backward_ms:.1f} ms ({self.predicted_backward_ms:.1f} predicted); "
                 f"ran alone: {sum(self.fallbacks.values())}")
 

@@ -28,8 +28,9 @@ from cavs_core import (
 )
 from cavs_core.mxnet_compat import autograd, mx
 
-from .analyzer import Grouping, Scan, reached
+from .analyzer import Grouping, Scan
 from .fastpath import FIRST
+from .reach import reached
 from .values import SPECS, WIDTHS
 
 __all__ = ["Flushed", "LeafName", "Heads"]
@@ -111,12 +112,12 @@ class Flushed:
         self.stats, self._value_of = calls.recorder.scope.stats, tables.value_of
         self.views, self.viewed = calls.views, calls.viewed
         if tables.value_of is not None:
-            taken = len(tables.value_of)            # (another thread may record more)
-            self.viewed = {self.number(v) for v in list(self.viewed) if v < taken}
-            self.views = {self.number(v): (self.number(base), make) for v, (base, make) in list(self.views.items())
-                          if v < taken}
+            number = tables.value_of.tolist() if self.viewed else []
+            taken = len(number)                     # (another thread may record more)
+            self.viewed = {number[v] for v in list(self.viewed) if v < taken}
+            self.views = {number[v]: (number[base], make) for v, (base, make) in list(self.views.items()) if v < taken}
         self.plans, self.leaf_names, self.heads = planned.plans, planned.names, planned.heads
-        self.origins = planned.ran.origins          # of the plans: recorded classes; joined ones have no parameters
+        self.depends = [cls.depends for cls in planned.classes]
         self._note_backward = note_backward
         self.specs, self.leaves = tables.value_specs, tables.leaves
         self.taped: dict[int, Any] | None = None    # value -> NDArray on the tape, once they are there
@@ -126,7 +127,7 @@ class Flushed:
     # ---- values ------------------------------------------------------------------------------
 
     def number(self, recorded: int) -> int:
-        """The number of a recorded value."""
+        """The number of a recorded value; -1 if it was only made on the way to others."""
         return recorded if self._value_of is None else int(self._value_of[recorded])
 
     def number_of(self, array: LazyArray) -> int:
@@ -134,7 +135,7 @@ class Flushed:
 
     def has(self, value: int) -> bool:
         """Whether a value is in a buffer; not where it was only made on the way to others."""
-        return int(self.g.value_rows[value]) >= 0
+        return value >= 0
 
     def row(self, value: int) -> Any:
         """A value, by its number, as an NDArray."""
@@ -198,7 +199,7 @@ class Flushed:
             return False
         # The results may be the losses of many samples, each with a pass of its own: all of them end what is kept.
         last = not retain_graph and len(np.unique(values)) == len(self.heads.values)
-        leaves, params = self._wanted(reached(self.r, self.s, values))
+        leaves, params = self._wanted(self._reached(values))
         variables = self._variables(leaves, params)
         # (An array that an operator on the tape has read looks like one on the tape from afar.)
         leaves = [k for k in leaves if k not in variables
@@ -249,10 +250,13 @@ class Flushed:
         self.freed = True
         self.run.free()
 
+    def _reached(self, values: Any) -> tuple[Any, Any]:
+        return reached(self.r, self.s, values, self.depends)
+
     def _wanted(self, found: tuple[Any, Any]) -> tuple[list[int], list[Any]]:
         """The leaves and parameters that ask for a gradient, among those that were reached."""
         reached_leaves, reached_classes = found
-        params = dict.fromkeys(source for c, plan in zip(self.origins, self.plans) if c >= 0 and reached_classes[c]
+        params = dict.fromkeys(source for plan, is_reached in zip(self.plans, reached_classes) if is_reached
                                for source in plan.grads if hasattr(source, "parameter"))
         return np.flatnonzero(self.r.leaf_wanted & reached_leaves).tolist(), list(params)
 
@@ -300,7 +304,7 @@ class Flushed:
         if not len(heads.values):
             return {}
         # what no head depends on is no input: MXNet would not touch its gradient
-        leaves, params = self._wanted(reached(self.r, self.s, heads.values))
+        leaves, params = self._wanted(self._reached(heads.values))
         dense = [v for v in (*leaves, *params) if not self._is_sparse(v)]
         sparse = self._variables([k for k in leaves if self._is_sparse(k)], [p for p in params if self._is_sparse(p)])
         inputs = [self.leaves.data[v] if isinstance(v, int) else self.run.arrays[v] for v in dense]
@@ -318,7 +322,7 @@ class Flushed:
                                                    asked, {})))
             touched = None
             if not all(begun):
-                reached_leaves, reached_params = self._wanted(reached(self.r, self.s, heads.values[np.array(begun)]))
+                reached_leaves, reached_params = self._wanted(self._reached(heads.values[np.array(begun)]))
                 touched = {*reached_leaves, *reached_params}
             grads = [*as_arrays_like([made.get(v) for v in dense], inputs), *[made[v] for v in sparse]]
             return [g if touched is None or v in touched else UNTOUCHED for v, g in zip((*dense, *sparse), grads)]

@@ -25,6 +25,7 @@ from .check import check_calls
 from .choose import choose_method, without_repeats
 from .costs.devices import place_of
 from .costs.weigh import cost_model, predict_ms
+from .merging import with_members
 from .methods import Method
 from .planning import Fill, plan_flush
 from .report import FlushReport
@@ -48,12 +49,14 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     # On other devices a row more in a launch costs next to nothing.
     drops = (scope.config.drop_repeats and context.device_type == "cpu"
              and Method(scope.config.policy, scope.config.granularity).drops_repeats)
-    tables = without_repeats(recorded) if drops else recorded
-    sample = choose_method(scope.config, tables, later)
+    # Policy "none" is there to see what every call by itself costs.
+    runs = with_members(recorded, drops, stats) if scope.config.policy != "none" else recorded
+    tables = without_repeats(runs) if drops else runs
+    sample = choose_method(scope.config, recorded.classes, tables, later)
     if not sample.method.drops_repeats:         # (what auto tries)
-        tables = recorded
+        tables = runs
     planned, sample.known = plan_flush(tables, sample.method, later)
-    recording, leaves = tables.recording, tables.leaves
+    leaves = tables.leaves
     layout, plans, grouping = planned.layout, planned.plans, planned.grouping
     analyzed = time.perf_counter()
     native, fallback = runs_natively(layout, plans, context, scope.config.backend)
@@ -93,7 +96,7 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     sample.ms += (finished - start) * 1e3
     stats.flushes += 1
     stats.calls += sample.calls
-    stats.repeats += sample.calls - len(recording.call_class)
+    stats.repeats += tables.structure.num_repeats
     stats.launches += len(grouping.order)
     stats.ops += run.launched
     stats.record_ms += (start - calls.started) * 1e3
@@ -105,11 +108,11 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     stats.methods[str(sample.method)] = stats.methods.get(str(sample.method), 0) + 1
     if ready:
         cost_model(place).observe("forward", forward_ms, (finished - analyzed) * 1e3)
-    ran = planned.ran
-    stats.joined += ran.joined
-    titles = [cls.signature.title for cls in ran.classes]
-    scope.flushes.append(FlushReport(reason, ran.classes, ran.recording, ran.scan, grouping, planned.kinds, backend,
-                                     lambda: list(zip(titles, map(kernel_sources, plans))), str(sample.method)))
+    stats.joined += planned.joined
+    titles = [cls.signature.title for cls in planned.classes]
+    scope.flushes.append(FlushReport(reason, planned.classes, tables.recording, planned.scan, grouping, planned.kinds,
+                                     backend, lambda: list(zip(titles, map(kernel_sources, plans))),
+                                     str(sample.method)))
     return flushed
 
 

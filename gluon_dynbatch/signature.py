@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,7 +60,10 @@ class Signature:
     has_product : whether it multiplies matrices
     adds_rows : whether it adds up two rows that look alike, and does nothing else
     looks_up : whether it looks up rows of its second operand by the numbers of its first, and does nothing else
+    number : never that of another one; for tables that shall not hold signatures, which hold parameters
     """
+
+    _numbers = itertools.count()
 
     def __init__(self, title: str, program: Program, operand_specs: Sequence[int], context: Any, template: Any,
                  run_alone: Callable[[Any, list[Any]], list[Any]], split: Sequence[bool] = (), alias: int = -1,
@@ -69,7 +73,7 @@ class Signature:
         builder = Builder(program)
         program.outputs = own_outputs(builder, values)
         program.prune()
-        self.title = title
+        self.title, self.number = title, next(self._numbers)
         self.vertex = VertexProgram(program, len(values))
         self.operand_specs = tuple(operand_specs)
         self.split = tuple(split) if split else (False,) * len(self.operand_specs)
@@ -165,6 +169,8 @@ class CallClass:
     """
 
     __slots__ = ("number", "signature", "recorded", "where", "identity")
+    num_parts = num_launches = 1            # how many recorded calls are one of it, and launches one of its
+    depends = None                          # which outputs depend on which operands, if not all do on all
 
     def __init__(self, number: int, signature: Signature, recorded: bool, where: str, identity: Any):
         self.number, self.signature, self.recorded, self.where = number, signature, recorded, where

@@ -6,8 +6,8 @@ whole chain is one call that takes a list: the same additions, in the same order
 
 A sum that has the same few terms in every sample is better left as it is: it runs inside the program of what it is
 joined with, which a list does not. So chains are looked at by their *role*, what makes their first two terms. Those of
-a role become lists if there are several lengths of it, or long ones; and from then on always, so that later flushes,
-which may have fewer lengths, have the same programs.
+a role become lists if there are several lengths of it, or long ones: all of them, so that short and long sums stay in
+step; and from then on always, so that later flushes, which may have fewer lengths, have the same programs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Chains(NamedTuple):
 
 
 def find_chains(r: Recording, s: Scan, held: Any, adds: Any) -> Chains | None:
-    """The chains of additions; None if no chain has more than two terms.
+    """The chains of additions; None if there are none.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def find_chains(r: Recording, s: Scan, held: Any, adds: Any) -> Chains | None:
         return None
     inner, ends, lengths, roles = _find(r.call_class, r.call_width, s.operand_offsets, r.operands, s.maker, s.source,
                                         adds, held)
-    return Chains(inner, ends, lengths, roles) if (lengths > 2).any() else None
+    return Chains(inner, ends, lengths, roles) if len(ends) else None
 
 
 @njit(cache=True, nogil=True)
@@ -128,7 +128,7 @@ class SumRoles(LastUsed):
             lists[k] = self.get(name, False) or len(lengths) >= SEVERAL or lengths[-1] > LONG
             if lists[k]:
                 self.put(name, True)
-        return lists[of_chain] & (chains.lengths > 2)
+        return lists[of_chain]
 
 
 SUM_ROLES = SumRoles()          # of the whole process

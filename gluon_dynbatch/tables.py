@@ -7,20 +7,20 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
 from cavs_core import LazyArray, RunError, copy_arrays, need_gradient, offsets_of, view_of_data
 
-from .analyzer import ClassInfo, Recording, offsets_of_calls
+from .analyzer import ClassInfo, Recording
 from .fastpath import FIRST, find_held
 from .plan_cache import PlanCache, checksum
 from .repeats import Distinct, Facts, Lookups
 from .values import BUFFERS, SPECS, WIDTHS, as_array
 
-__all__ = ["RECORDINGS", "Leaves", "Structure", "Tables", "read_calls", "recorded_bytes"]
+__all__ = ["RECORDINGS", "Leaves", "Members", "Structure", "Tables", "class_info", "read_calls", "recorded_bytes"]
 
 
 class Leaves:
@@ -63,10 +63,11 @@ class Structure:
     numbers : int64 array, the values of the last leaves, which stood in the log
     leaf_specs : int64 array, spec number of each leaf
     viewed : int64 array, values that others share their memory with
-    value_of : the number of each recorded value in these tables; None if they have all calls
+    value_of : the number of each recorded value in these tables, -1 if it is gone; None if they have all calls
     arrays : what a plan is worked out from; or equal ones, of a flush that has the same plan
     facts, looked_up : what decides which calls repeat others, but for the numbers that rows were looked up by, and the
         leaves that have these; None until somebody asks
+    num_repeats : recorded calls that were left out
     """
 
     def __init__(self, recording: Recording, buffers: list[int], value_specs: Any, call_entry: Any, numbers: Any,
@@ -78,6 +79,7 @@ class Structure:
                        r.leaf_widths, r.leaf_wanted, r.heads, value_specs, viewed]
         self.facts: Facts | None = None
         self.looked_up: list[int] = []
+        self.num_repeats = 0
 
     @cached_property
     def checksum(self) -> int:
@@ -90,15 +92,33 @@ class Structure:
         own = (self.call_entry, self.numbers, self.leaf_specs, *(() if self.value_of is None else (self.value_of,)))
         return sum(a.nbytes for a in (*self.arrays, *own)) + 3 * self.call_entry.nbytes
 
-    def without_repeats(self, left: Distinct) -> Structure:
-        """The structure of the calls that are left."""
+    def without_repeats(self, left: Distinct, num_repeats: int) -> Structure:
+        """The structure of the calls that are left; the others are so many recorded ones."""
         numbers = self.numbers[left.numbers]
         num_leaves = len(self.leaf_specs) - len(self.numbers) + len(numbers)
         value_specs = np.empty(int(left.value_of.max()) + 1, np.int64)
         value_specs[left.value_of] = self.value_specs
-        return Structure(left.recording(self.recording, num_leaves), self.buffers, value_specs,
-                         self.call_entry[left.calls], numbers, self.leaf_specs[:num_leaves],
-                         left.value_of[self.viewed], left.value_of)
+        value_of = left.value_of if self.value_of is None else np.append(left.value_of, -1)[self.value_of]
+        found = Structure(left.recording(self.recording, num_leaves), self.buffers, value_specs,
+                          self.call_entry[left.calls], numbers, self.leaf_specs[:num_leaves],
+                          left.value_of[self.viewed], value_of)
+        found.num_repeats = num_repeats
+        return found
+
+
+class Members(NamedTuple):
+    """What runs of a structure, where operators are joined.
+
+    Attributes
+    ----------
+    structure : Structure
+    origins : of each class: its number among those that were recorded, or -1 - its place in `made`
+    made : classes that were not recorded; as entries, they come behind the recorded ones
+    """
+
+    structure: Structure
+    origins: list[int]
+    made: list[Any]
 
 
 class Tables:
@@ -125,6 +145,18 @@ class Tables:
         return Tables(structure, self.classes, self.wanted_params, self.entries, self.leaves.data,
                       self.leaves.parameters)
 
+    def with_members(self, members: Members) -> Tables:
+        """The tables of what runs, where operators are joined."""
+        classes = [self.classes[c] if c >= 0 else members.made[-1 - c] for c in members.origins]
+        wanted = tuple([self.wanted_params[c] if c >= 0 else () for c in members.origins])
+        return Tables(members.structure, classes, wanted, [*self.entries, *members.made], self.leaves.data,
+                      self.leaves.parameters)
+
+    def num_recorded(self, calls: Any) -> int:
+        """How many recorded calls some calls stand for."""
+        parts = np.array([cls.num_parts for cls in self.classes], np.int64)[self.recording.call_class[calls]]
+        return int(np.where(parts, parts, self.recording.call_count[calls] - 1).sum())      # 0: a sum of several terms
+
     @property
     def extra_bytes(self) -> int:
         """What these tables take besides those of all calls; 0 if they are these."""
@@ -147,24 +179,24 @@ class Tables:
 
     def _lookups(self) -> tuple[Lookups, list[int]]:
         """The calls that look up one row for each number in an outside array; without the numbers, and these arrays."""
-        r = self.recording
+        r, specs = self.recording, self.leaves.specs
         starts, counts, tables = np.zeros((3, len(self.call_entry)), np.int64)
         names_row = np.full(len(self.entries), -1, np.int64)
+        looks_up = np.array([e.signature.looks_up for e in self.entries], bool)
+        if not looks_up.any():
+            return Lookups(starts, counts, tables, np.zeros(0, np.int64), names_row), []
+        calls = np.flatnonzero(looks_up[self.call_entry])
+        index, table = (r.operands[r.offsets[0][calls] + k] for k in (0, 1))
+        calls = calls[(index < 0) & (index >= -len(self.leaves.data)) & (table < 0)]
+        index, table = (r.operands[r.offsets[0][calls] + k] for k in (0, 1))
+        sizes = _array([math.prod(SPECS[s].shape) for s in specs[-1 - index].tolist()])
+        whole = sizes == [WIDTHS[self.entries[e].owners[0].spec] for e in self.call_entry[calls].tolist()]
+        calls, index, table, sizes = (part[whole] for part in (calls, index, table, sizes))
         known: dict[Any, int] = {}
-        leaves: list[int] = []
-        looks_up = [e.signature.looks_up for e in self.entries]
-        calls = np.flatnonzero(np.array(looks_up)[self.call_entry]).tolist() if any(looks_up) else []
-        offsets, num_ids = offsets_of_calls(r)[0] if calls else (), 0
-        for i in calls:
-            index, table = r.operands[offsets[i]:offsets[i] + 2].tolist()
-            if not -len(self.leaves.data) <= index < 0 or table >= 0:
-                continue
-            count = math.prod(SPECS[self.leaves.specs[-1 - index]].shape)
-            if WIDTHS[self.entries[self.call_entry[i]].owners[0].spec] == count:
-                starts[i], counts[i] = num_ids, count
-                tables[i] = known.setdefault((int(r.call_class[i]), table), len(known))
-                leaves.append(-1 - index)
-                num_ids += count
+        pairs = zip(r.call_class[calls].tolist(), table.tolist())
+        starts[calls], counts[calls] = np.cumsum(sizes) - sizes, sizes
+        tables[calls] = [known.setdefault(pair, len(known)) for pair in pairs]
+        leaves = (-1 - index).tolist()
         looks: dict[Any, int] = {}
         for k, e in enumerate(self.entries):
             if leaves and e.signature.alias >= 0 and WIDTHS[e.owners[0].spec] == 1:
@@ -217,7 +249,7 @@ def _read_structure(log: Any, held: Any, entries: list[Any], known: list[Any], w
         _array([e.rows for e in entries]), _array([e.signature.alias for e in entries]), FIRST, num_data)
     heads = np.flatnonzero(held[:len(value_specs)])
     buffers: dict[int, int] = {}
-    classes = [_class_info(cls, any(params), buffers) for cls, params in zip(known, wanted_params)]
+    classes = [class_info(cls, any(params), buffers) for cls, params in zip(known, wanted_params)]
     leaf_specs = sorted(set(specs)) + [number_spec]         # numbers have one, the last
     place = np.full(num_data + len(numbers), len(leaf_specs) - 1)
     place[:num_data] = np.searchsorted(_array(leaf_specs[:-1]), specs)
@@ -246,7 +278,8 @@ _TOKEN = sys.getsizeof(1 << 32) + 8             # an int, and its place in a lis
 _RESULT = sys.getsizeof(LazyArray()) + 16       # an array that stands for a result, and the collector's part
 
 
-def _class_info(cls: Any, owns_wanted: bool, buffers: dict[int, int]) -> ClassInfo:
+def class_info(cls: Any, owns_wanted: bool, buffers: dict[int, int]) -> ClassInfo:
+    """What the analyzer knows of a class; buffers are numbered as they come."""
     signature = cls.signature
     operand_widths, output_widths, numbers = signature.rows
     return ClassInfo(

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_analyzer import info, recording
 
-from gluon_dynbatch.analyzer import offsets_of_calls
 from gluon_dynbatch.repeats import Facts, Lookups, find_repeats
 
 
@@ -26,11 +25,11 @@ def distinct(calls, classes=None, heads=(), numbers=(), num_data=3, pure=None, k
         ids += part
     looked_up = Lookups(starts, counts, tables, np.array(ids, np.int64),
                         np.array(names_row or [-1] * len(pure), np.int64))
-    offsets = offsets_of_calls(r)
+    offsets = r.offsets
     left = find_repeats(Facts(kinds, pure, r.call_count, r.call_first, r.operands, np.array(numbers, np.int64),
                               num_data, r.heads, looked_up), offsets)
     rest = left.recording(r, num_data + len(left.numbers))
-    ends = offsets_of_calls(rest)[0]
+    ends = rest.offsets[0]
     new = [(c, rest.operands[a:b].tolist()) for c, a, b in zip(rest.call_class.tolist(), ends, ends[1:])]
     assert sorted([*left.calls, *left.repeats]) == list(range(len(calls)))
     assert rest.heads.tolist() == left.value_of[list(heads)].tolist()

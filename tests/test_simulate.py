@@ -174,8 +174,11 @@ def test_the_same_launches_as_in_a_real_run(name, make_model, convert, model, ve
             with autograd.record(), gdb.batching("depth", granularity, "mxnet") as scope:
                 net.losses(samples)
         row, = simulate(converted, model, [grain], ["depth"], batch=len(converted), devices=[SIMPLE])
-        launches = scope.stats.launches + scope.stats.joined
-        assert (scope.stats.calls, launches) == (row.calls, row.launches), granularity
+        assert scope.stats.calls == row.calls, granularity
+        if granularity == "op":             # joined operators are planned as one call, which may need fewer launches
+            assert 0.9 * row.launches <= scope.stats.launches + scope.stats.joined <= row.launches
+        else:
+            assert scope.stats.launches == row.launches, granularity
 
 
 @pytest.mark.parametrize("model", [SICK, SST, TREES], ids=lambda m: m.name)

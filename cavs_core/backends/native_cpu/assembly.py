@@ -154,7 +154,7 @@ class Assembly:
         self._packed = tuple([packs_weights(rows, edges) for rows, edges in self.counts[:, :2].tolist()])
         self.bounds = np.array([0 if part.edges is None else address_of(part.edges.indptr) for part in parts])
         self.round_of = np.zeros(len(parts), np.int64) if layout.round_of is None else layout.round_of
-        self._rounds = _rounds(layout)
+        self._rounds = _rounds(layout, False), _rounds(layout, True)
         self._named = any(part.names for part in parts)
         specs = layout.row_specs
         self.row_bytes = [_look_of(spec)[2] for spec in specs]
@@ -174,7 +174,7 @@ class Assembly:
     def operations(self, parts: Sequence[ClassLayout], backward: bool, wanted: frozenset[Any],
                    sparse: frozenset[Any]) -> Operations:
         """Of all classes that have rows. They are remembered: mini-batches of a model differ in the layout alone."""
-        rounds = self._rounds[::-1] if backward else self._rounds
+        rounds = self._rounds[backward]
         # Where classes have their own names for what they share, the same names may stand for something else next time.
         asked = self._asked(parts, wanted, sparse) if self._named and backward else (wanted, sparse)
         key = (tuple(map(id, self.prepared)), rounds, backward, self._packed, self._named, asked)
@@ -205,15 +205,22 @@ class Assembly:
         return frozenset(skipped), frozenset(as_rows)
 
 
-def _rounds(layout: Layout) -> tuple[Round, ...]:
-    """Of each round the classes that have rows."""
+def _rounds(layout: Layout, backward: bool) -> tuple[Round, ...]:
+    """Of each round the classes that have rows, in the order in which they run first, round after round.
+
+    (Several may add to one gradient: the first one sets it.)
+    """
     busy = [c for c, part in enumerate(layout.classes) if part.has_rows]
+    if len(busy) > 1:
+        launched = layout.order[::-1, 0] if backward else layout.order[:, 0]
+        rank = {c: k for k, c in enumerate(dict.fromkeys(launched.tolist()))}
+        busy.sort(key=lambda c: rank.get(c, len(rank)))
     if layout.round_of is None:
         return (tuple(busy),)
     found: list[list[int]] = [[] for _ in range(int(layout.round_of.max(initial=-1)) + 1)]
     for c in busy:
         found[layout.round_of[c]].append(c)
-    return tuple(map(tuple, found))
+    return tuple(map(tuple, found[::-1] if backward else found))
 
 
 _MOST = 256

@@ -23,43 +23,22 @@ def reached(r: Recording, s: Scan, values: Any, depends: Sequence[Any]) -> tuple
     depends : of each class: whether its outputs depend on its operands, bool array, shape (outputs, operands); None if
         every one does on all of them
     """
-    num_leaves, num_classes = len(r.leaf_buffers), len(r.classes)
-    if all(part is None for part in depends):
-        return _reached(r.call_class, s.operand_offsets, r.operands, s.maker, values, num_leaves, num_classes)
+    some = [part.ravel() for part in depends if part is not None]
     offsets = np.array([-1 if part is None else 0 for part in depends], np.int64)
-    some = [part for part in depends if part is not None]
-    offsets[offsets == 0] = offsets_of(np.array([part.size for part in some], np.int64))[:-1]
-    return _reached_by_value(r.call_class, s.operand_offsets, r.operands, s.value_offsets, s.maker, values, num_leaves,
-                             num_classes, offsets, np.concatenate([part.ravel() for part in some]))
+    offsets[offsets == 0] = offsets_of(np.array([len(part) for part in some], np.int64))[:-1]
+    return _reached(r.call_class, s.operand_offsets, r.operands, s.value_offsets, values, len(r.leaf_buffers),
+                    len(r.classes), offsets, np.concatenate([np.zeros(0, bool), *some]))
 
 
 @njit(cache=True, nogil=True)
-def _reached(call_class, operand_offsets, operands, maker, values, num_leaves, num_classes):  # type: ignore[no-untyped-def]
-    calls = np.zeros(len(call_class), np.bool_)
-    leaves = np.zeros(num_leaves, np.bool_)
-    classes = np.zeros(num_classes, np.bool_)
-    for v in values:
-        calls[maker[v]] = True
-    for i in range(len(call_class) - 1, -1, -1):        # readers come behind what they read
-        if calls[i]:
-            classes[call_class[i]] = True
-            for j in range(operand_offsets[i], operand_offsets[i + 1]):
-                if operands[j] >= 0:
-                    calls[maker[operands[j]]] = True
-                else:
-                    leaves[-1 - operands[j]] = True
-    return leaves, classes
-
-
-@njit(cache=True, nogil=True)
-def _reached_by_value(call_class, operand_offsets, operands, value_offsets, maker, values,  # type: ignore[no-untyped-def]
-                      num_leaves, num_classes, depend_offsets, depends):
+def _reached(call_class, operand_offsets, operands, value_offsets, values, num_leaves,  # type: ignore[no-untyped-def]
+             num_classes, depend_offsets, depends):
     found = np.zeros(value_offsets[-1], np.bool_)
     leaves = np.zeros(num_leaves, np.bool_)
     classes = np.zeros(num_classes, np.bool_)
     for v in values:
         found[v] = True
-    for i in range(len(call_class) - 1, -1, -1):
+    for i in range(len(call_class) - 1, -1, -1):        # readers come behind what they read
         c, begin, count = call_class[i], operand_offsets[i], operand_offsets[i + 1] - operand_offsets[i]
         for v in range(value_offsets[i], value_offsets[i + 1]):
             if not found[v]:

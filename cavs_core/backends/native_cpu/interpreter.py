@@ -20,7 +20,7 @@ from .intrinsics import atomic_add, atomic_load, atomic_store, call_address, shi
 __all__ = ["run", "lead", "serve", "dismiss", "prepare", "compiled", "MOST_WORKERS", "CONTROL_BYTES"]
 
 _SPINS = 50         # then the core is given away: 2,000 cost 20% more where another process wants it
-_LINE = 64          # bytes of a cache line
+_LINE = t.LINE
 _FEW_ROWS, _LARGE = 2, 65536        # up to so many rows a worker, from so many elements of the matrix on: by columns
 
 # The control block, a line each: the barrier's counter, the number of workers that are done, the job, and a

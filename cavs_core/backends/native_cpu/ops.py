@@ -28,7 +28,7 @@ KERNEL, PRODUCT, SUM_PRODUCT, COLUMN_SUM, SCATTER_ADD, FILL, PACK = range(7)
 #: what an op runs over: the rows of the launch, its edges, or one position that worker 0 does
 ROWS, EDGES, ONCE = range(3)
 
-_LINE = 64          # bytes of a cache line
+LINE = 64           # bytes of a cache line
 _BYTES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8}
 
 
@@ -71,7 +71,7 @@ def product_op(a: int, lda: int, w: int, ldw: int, c: int, ldc: int, n: int, k: 
     return _row({**_gemm_columns(PRODUCT, domain, form, dtype, n, k, m, accumulate),
                  **_operand(A, a, lda, m, dtype, a_local), B: w, LDB: ldw, **_operand(C, c, ldc, m, dtype, c_local),
                  MOST_OWN: own_rows(n, k, transposed) if most_own is None else most_own,
-                 B_COLUMN: (ldw if transposed else 1) * _BYTES[dtype], UNIT: _LINE // _BYTES[dtype]})
+                 B_COLUMN: (ldw if transposed else 1) * _BYTES[dtype], UNIT: LINE // _BYTES[dtype]})
 
 
 def pack_op(w: int, ldw: int, c: int, n: int, k: int, *, transposed: bool, dtype: str = "float32") -> list[int]:

@@ -20,7 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cavs_core.backends.native_cpu import blas, products
+from cavs_core.backends.native_cpu import blas, panels, products
 from cavs_core.backends.native_cpu.memory import address_of
 
 SHAPES = "300x750,150x750,750x300,750x150,100x250,512x2560,64x64,50x250"
@@ -44,14 +44,14 @@ def measure(rows: int, k: int, n: int, transposed: bool, dtype: str) -> str:
                for s in ((rows, k), (n, k) if transposed else (k, n), (rows, n)))
     run = products.routine(products.product_nt if transposed else products.product_nn, dtype).call
     args = (address_of(a), k, address_of(w), w.shape[1], address_of(c), n, rows, n, k, 0, blas.gemm_address(dtype))
-    panels = np.zeros(products.packed_elements(n, k, dtype), dtype)
-    pack = products.routine(products.pack_nt if transposed else products.pack_nn, dtype).call
-    pack(address_of(w), w.shape[1], address_of(panels), n, k, 0, -(-n // products.panel_columns(dtype)))
-    packed = products.routine(products.product_packed, dtype).call
+    packed_w = np.zeros(panels.packed_elements(n, k, dtype), dtype)
+    pack = products.routine(panels.pack_nt if transposed else panels.pack_nn, dtype).call
+    pack(address_of(w), w.shape[1], address_of(packed_w), n, k, 0, -(-n // panels.panel_columns(dtype)))
+    packed = products.routine(panels.product_packed, dtype).call
     flop = 2 * rows * n * k
     repeats = int(min(max(FLOP / flop, 8), 400))
     with blas.one_thread():
-        times = fastest([lambda: run(*args, rows), lambda: packed(*args[:2], address_of(panels), *args[3:], 0),
+        times = fastest([lambda: run(*args, rows), lambda: packed(*args[:2], address_of(packed_w), *args[3:], 0),
                          lambda: run(*args, 0)], repeats)
     # Not between the others: numpy's second thread stays awake for a while.
     times += fastest([lambda: np.dot(a, w.T if transposed else w, out=c)], repeats)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numba import carray, cfunc, types
 
-from cavs_core.backends.native_cpu import blas, products, workers
+from cavs_core.backends.native_cpu import blas, panels, workers
 from cavs_core.backends.native_cpu.memory import address_of
 from cavs_core.backends.native_cpu.ops import (
     EDGES,
@@ -180,11 +180,11 @@ class TestTables:
         """All workers pack, and all read what the others packed; few rows are shared by columns, in whole panels."""
         n, k = 290, 260
         x, w, out = draw(rows + 3, k), draw(n, k) if transposed else draw(k, n), draw(rows + 3, n)
-        panels = np.full(products.packed_elements(n, k, "float64"), np.nan)
+        packed = np.full(panels.packed_elements(n, k, "float64"), np.nan)
         want = out.copy()
         want[3:] = x[3:] @ (w.T if transposed else w)
-        ops = [pack_op(address_of(w), w.shape[1], address_of(panels), n, k, transposed=transposed, dtype="float64"),
-               product_op(address_of(x), k, address_of(panels), 0, address_of(out), n, n, k, transposed=transposed,
+        ops = [pack_op(address_of(w), w.shape[1], address_of(packed), n, k, transposed=transposed, dtype="float64"),
+               product_op(address_of(x), k, address_of(packed), 0, address_of(out), n, n, k, transposed=transposed,
                           dtype="float64", packed=True)]
         run(crew, [launch(0, 1, 0, 1), launch(1, 2, 3, 3 + rows)], ops)
         np.testing.assert_allclose(out, want, rtol=1e-9, atol=1e-9)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from cavs_core.backends.native_cpu import blas, products
+from cavs_core.backends.native_cpu import blas, panels, products
 from cavs_core.backends.native_cpu.memory import address_of
 
 DTYPES = ("float32", "float64")
-SHAPES = [(1, 1), (3, 5), (7, 30), (8, 8), (9, 25), (33, 24), (50, 47), (101, 75)]     # (k, n)
+SHAPES = [(1, 1), (3, 5), (7, 30), (8, 8), (9, 25), (33, 24), (20, 40), (50, 47), (12, 97), (101, 75)]     # (k, n)
 OWN, BLAS = 1000, 0         # up to how many rows our own product is used
 BLAS_ONLY = pytest.mark.skipif(not blas.available(), reason=blas.reason())
 
@@ -72,19 +72,20 @@ class TestPackedProducts:
     """The panels are made by several calls, as by several workers, in memory that holds anything."""
 
     def check(self, dtype, transposed, rows, k, n, accumulate):
-        wide = products.panel_columns(dtype)
+        wide = panels.panel_columns(dtype)
         a, c = draw(dtype, rows, k + 3), draw(dtype, rows, n + 5)
         w = draw(dtype, n, k + 1) if transposed else draw(dtype, k, n + 2)
-        panels, num_panels = np.full(products.packed_elements(n, k, dtype), np.nan, dtype), -(-n // wide)
+        packed, num_panels = np.full(panels.packed_elements(n, k, dtype), np.nan, dtype), -(-n // wide)
         for low, high in ((0, num_panels // 2), (num_panels // 2, num_panels)):
-            call(products.pack_nt if transposed else products.pack_nn, dtype, w, w.shape[1], panels, n, k, low, high)
-        plain = w[:, :k].T if transposed else w[:, :n]
-        for p, panel in enumerate(panels.reshape(num_panels, k, wide)):
-            there = plain[:, p * wide:(p + 1) * wide]
+            call(panels.pack_nt if transposed else panels.pack_nn, dtype, w, w.shape[1], packed, n, k, low, high)
+        plain, end = w[:, :k].T if transposed else w[:, :n], packed.size // k
+        for begin in range(0, n, wide):         # the last panel is as wide as what is left
+            there = plain[:, begin:begin + wide]
+            panel = packed[begin * k:min(begin + wide, end) * k].reshape(k, -1)
             assert (panel[:, :there.shape[1]] == there).all() and (panel[:, there.shape[1]:] == 0).all()
         want = c.astype("float64")
         want[:, :n] = a[:, :k].astype("float64") @ plain + accumulate * want[:, :n]
-        call(products.product_packed, dtype, a, k + 3, panels, 0, c, n + 5, rows, n, k, accumulate, 0, 0)
+        call(panels.product_packed, dtype, a, k + 3, packed, 0, c, n + 5, rows, n, k, accumulate, 0, 0)
         assert_close(c, want, 2 + k)        # columns behind n are as they were
 
     def test_every_number_of_rows(self, dtype, transposed):
@@ -100,7 +101,7 @@ class TestPackedProducts:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("most_own", [OWN, pytest.param(BLAS, marks=BLAS_ONLY)], ids=["own", "blas"])
-@pytest.mark.parametrize("rows", [1, 2, 5, 70])
+@pytest.mark.parametrize("rows", [1, 2, 5, 70, 900])
 def test_sum_product(dtype, most_own, rows):
     for n, k in SHAPES:
         for accumulate in (0, 1):

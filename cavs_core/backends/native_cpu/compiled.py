@@ -18,7 +18,7 @@ from numba import cfunc, types
 
 __all__ = ["Compiled", "compile_function"]
 
-_SOURCES = ("intrinsics.py", "tiles.py", "ops.py", "pointers.py", "mxnet_calls.py", "sparse_memory.py",
+_SOURCES = ("intrinsics.py", "tiles.py", "panels.py", "ops.py", "pointers.py", "mxnet_calls.py", "sparse_memory.py",
             "update_loops.py")
 
 

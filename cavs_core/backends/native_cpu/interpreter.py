@@ -84,6 +84,8 @@ def _step(op, worker, num_workers, first, last, low, high):
     n = high - low
     if kind == t.SUM_PRODUCT:
         if op[t.N] >= op[t.K]:
+            low, high = _split(worker, num_workers, op[t.N], 2)         # (rows of C)
+            n = high - low
             if n > 0:
                 call_address(routine, (a + low * item, op[t.LDA], b, op[t.LDB], op[t.C] + low * op[t.LDC] * item,
                                        op[t.LDC], rows, n, op[t.K], op[t.ACCUMULATE], op[t.GEMM], op[t.MOST_OWN]))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
 __all__ = ["call_address", "shift", "words_at", "atomic_add", "atomic_load", "atomic_store", "as_element",
-           "lanes_of", "scratch", "VECTOR_BYTES"]
+           "lanes_of", "wide_lanes_of", "scratch", "VECTOR_BYTES", "WIDE_BYTES"]
 
 VECTOR_BYTES = 32
+# Vectors of large products. numba compiles for what this processor can do, or for what it is told.
+_FEATURES = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+WIDE_BYTES = 64 if "+avx512f" in _FEATURES.split(",") else 32
 _WORD = ir.IntType(64)
 
 
@@ -90,6 +94,15 @@ def lanes_of(typingctx, pointer):
     """How many elements a vector of 32 bytes has."""
     def codegen(context, builder, signature, values):
         return _WORD(VECTOR_BYTES * 8 // pointer.dtype.bitwidth)
+
+    return types.int64(pointer), codegen
+
+
+@intrinsic
+def wide_lanes_of(typingctx, pointer):
+    """How many elements a vector of WIDE_BYTES has."""
+    def codegen(context, builder, signature, values):
+        return _WORD(WIDE_BYTES * 8 // pointer.dtype.bitwidth)
 
     return types.int64(pointer), codegen
 

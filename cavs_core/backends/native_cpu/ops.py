@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import blas, products
-from .products import own_rows, own_sum_rows, panel_columns, routine
+from . import blas, panels, products
+from .panels import panel_columns
+from .products import own_rows, own_sum_rows, routine
 
 __all__ = ["LAUNCH_WIDTH", "OP_WIDTH", "ROWS", "EDGES", "ONCE", "launch", "kernel_op", "pack_op", "product_op",
            "sum_product_op", "column_sum_op", "scatter_add_op", "fill_op", "table"]
@@ -64,7 +65,7 @@ def product_op(a: int, lda: int, w: int, ldw: int, c: int, ldc: int, n: int, k: 
     most_own : up to how many rows a worker our own product is used instead of BLAS; default: as measured
     """
     if packed:
-        return _row({**_gemm_columns(PRODUCT, domain, products.product_packed, dtype, n, k, m, accumulate),
+        return _row({**_gemm_columns(PRODUCT, domain, panels.product_packed, dtype, n, k, m, accumulate),
                      **_operand(A, a, lda, m, dtype, a_local), B: w, **_operand(C, c, ldc, m, dtype, c_local),
                      B_COLUMN: k * _BYTES[dtype], UNIT: panel_columns(dtype)})
     form = products.product_nt if transposed else products.product_nn
@@ -76,7 +77,7 @@ def product_op(a: int, lda: int, w: int, ldw: int, c: int, ldc: int, n: int, k: 
 
 def pack_op(w: int, ldw: int, c: int, n: int, k: int, *, transposed: bool, dtype: str = "float32") -> list[int]:
     """Copy W into panels; the workers share these."""
-    form = products.pack_nt if transposed else products.pack_nn
+    form = panels.pack_nt if transposed else panels.pack_nn
     return _row({KIND: PACK, DOMAIN: ONCE, ROUTINE: routine(form, dtype).address, COST: n * k // 3, A: w, LDA: ldw,
                  C: c, N: n, K: k, ITEM: _BYTES[dtype], UNIT: panel_columns(dtype)})
 

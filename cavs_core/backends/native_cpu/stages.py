@@ -10,7 +10,7 @@ from numba import njit
 from ...program import CHILD, ROW, SHARED
 from . import ops
 from .ir import ColumnSumOp, KernelOp, Op, PackOp, ProductOp, Ref, ScatterOp, SumOp, SumProductOp
-from .products import packed_elements
+from .panels import packed_elements
 from .values import Owned, size_of
 
 __all__ = ["NUM_COUNTS", "OwnMemory", "Refs", "Stage", "Sum", "counts_of", "own_offsets"]

@@ -24,11 +24,11 @@ _CONTRACT = ("contract",)
 class _Emitter:
     """Vectors of one dtype: loads, stores, products and sums."""
 
-    def __init__(self, context: Any, builder: ir.IRBuilder, dtype: types.Float) -> None:
+    def __init__(self, context: Any, builder: ir.IRBuilder, dtype: types.Float, nbytes: int = VECTOR_BYTES) -> None:
         self.builder = builder
         self.scalar = context.get_value_type(dtype)
         self.align = dtype.bitwidth // 8
-        self.lanes = VECTOR_BYTES // self.align
+        self.lanes = nbytes // self.align
         self.vector = ir.VectorType(self.scalar, self.lanes)
 
     def at(self, pointer, *offsets):
@@ -147,8 +147,8 @@ def _smaller(builder, a, b):
     return builder.select(builder.icmp_signed("<", a, b), a, b)
 
 
-def axpy_tile(rows: int, vectors: int):
-    """An intrinsic: C[rows, cols] (+)= A W[k, cols], cols being `vectors` vectors; the first `skip` stay as they are.
+def axpy_tile(rows: int, vectors: int, nbytes: int = VECTOR_BYTES):
+    """An intrinsic: C[rows, cols] (+)= A W[k, cols], cols being `vectors` vectors of `nbytes`; the first `skip` stay.
 
     A's entry (i, l) stands at i * row_step + l * step, so that A may also be the transpose of what is stored.
     """
@@ -156,7 +156,7 @@ def axpy_tile(rows: int, vectors: int):
     def tile(typingctx, a, row_step, step, w, ldw, c, ldc, k, skip, accumulate):
         def codegen(context, builder, signature, values):
             a_, row_step_, step_, w_, ldw_, c_, ldc_, k_, skip_, accumulate_ = values
-            emit = _Emitter(context, builder, a.dtype)
+            emit = _Emitter(context, builder, a.dtype, nbytes)
             zero = ir.Constant(emit.vector, None)
             a_rows = [emit.at(a_, builder.mul(row_step_, _count(i))) for i in range(rows)]
             totals = [[cgutils.alloca_once_value(builder, zero) for _ in range(vectors)] for _ in a_rows]

@@ -137,7 +137,7 @@ def run(worker, num_workers, launches, num_launches, ops, control):
     for number in range(num_launches):
         launch = shift(words_at(launches), number * t.LAUNCH_WIDTH)
         start, stop = launch[t.START], launch[t.STOP]
-        low, high = _split(worker, num_workers, stop - start, 4 if stop - start >= 8 * num_workers else 1)
+        low, high = _split(worker, num_workers, stop - start, 2 if stop - start >= 8 * num_workers else 1)
         low, high = start + low, start + high
         edge_start, edge_stop, bounds = launch[t.EDGE_START], launch[t.EDGE_STOP], launch[t.BOUNDS]
         if bounds:

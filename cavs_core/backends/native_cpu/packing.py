@@ -13,7 +13,7 @@ from .ir import Op, PackOp, ProductOp
 
 __all__ = ["packed", "packs_weights"]
 
-_ENOUGH = 128               # rows (or edges) of a class that are worth the copy
+_ENOUGH = 64                # rows (or edges) of a class that are worth the copy
 _SMALL = 1 << 13            # elements of a matrix that stays in the first cache as it is
 _NARROW = 40                # columns; fewer leave much of a tile empty
 

@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from .intrinsics import VECTOR_BYTES, WIDE_BYTES, as_element, lanes_of, scratch, shift, wide_lanes_of
-from .tiles import axpy_tile
+from .tiles import axpy_tile, transpose_tile
 
 __all__ = ["even_part", "pack_nn", "pack_nt", "packed_elements", "panel_columns", "product_by_panels", "product_packed"]
 
@@ -110,12 +110,15 @@ def pack_nt(w, ldw, c, n, k, low, high):
         panel, first, wide = shift(c, begin * k), shift(w, begin * ldw), _width(n - begin, lanes)
         there = min(wide, n - begin)
         for part in range(0, wide, some):       # few rows of W at a time: they may all have one place in the cache
-            end = min(there, part + some)
-            for x in range(k):
+            end, x = min(there, part + some), 0
+            while end == part + some and x + some <= k:
+                transpose_tile(shift(first, part * ldw + x), ldw, shift(panel, x * wide + part), wide)
+                x += some
+            for z in range(x, k):
                 for y in range(part, end):
-                    panel[x * wide + y] = first[y * ldw + x]
+                    panel[z * wide + y] = first[y * ldw + z]
                 for y in range(max(part, end), part + some):
-                    panel[x * wide + y] = as_element(c, 0)
+                    panel[z * wide + y] = as_element(c, 0)
 
 
 @njit

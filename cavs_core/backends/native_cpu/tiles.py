@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 from .intrinsics import VECTOR_BYTES
 
-__all__ = ["dot_tile", "axpy_tile"]
+__all__ = ["dot_tile", "axpy_tile", "transpose_tile"]
 
 _SIZE = ir.IntType(64)
 _CONTRACT = ("contract",)
@@ -184,3 +184,26 @@ def axpy_tile(rows: int, vectors: int, nbytes: int = VECTOR_BYTES):
         return types.void(a, size, size, w, size, c, size, size, size, size), codegen
 
     return tile
+
+
+@intrinsic
+def transpose_tile(typingctx, w, ldw, c, ldc):
+    """C = W^T for a square of as many rows and columns as a vector has lanes."""
+    def codegen(context, builder, signature, values):
+        w_, ldw_, c_, ldc_ = values
+        emit = _Emitter(context, builder, w.dtype)
+        rows = [emit.load(emit.at(w_, builder.mul(ldw_, _count(i)))) for i in range(emit.lanes)]
+        half = emit.lanes // 2
+        while half:             # each pair of rows exchanges the squares of size `half` off its diagonal
+            take = [[i + emit.lanes - half if i & half else i for i in range(emit.lanes)],
+                    [i + emit.lanes if i & half else i + half for i in range(emit.lanes)]]
+            for i in range(emit.lanes):
+                if not i & half:
+                    pair = rows[i], rows[i + half]
+                    rows[i], rows[i + half] = (emit.shuffle(*pair, order) for order in take)
+            half //= 2
+        for i, row in enumerate(rows):
+            emit.store(row, emit.at(c_, builder.mul(ldc_, _count(i))))
+        return context.get_dummy_value()
+
+    return types.void(w, types.int64, c, types.int64), codegen

@@ -98,8 +98,15 @@ class InputGraph:
         return made
 
     def note_depth(self, depth: IntArray) -> IntArray:
-        """Keep what the schedule has found out: a sample comes again in every epoch."""
-        vars(self).update(known_depth=_frozen(depth), parts=())
+        """Keep what the schedule has found out, also for the graphs of a batch: a sample comes again in every epoch."""
+        depth, start = _frozen(depth), 0
+        for part in self.parts:
+            stop = start + part.num_vertices
+            if part.known_depth is None:
+                inside = vars(part)
+                inside["known_depth"], inside["parts"] = depth[start:stop], ()
+            start = stop
+        vars(self).update(known_depth=depth, parts=())
         return depth
 
     # ---- constructors ------------------------------------------------------------------------------------------
@@ -231,10 +238,9 @@ class InputGraph:
                 raise GraphError(
                     f"InputGraph.batch: sample {i} of the list is {reprlib.repr(graph)} ({type(graph).__name__}), "
                     "not an InputGraph. Make one with from_parents, from_edges or from_networkx.")
-        made = cls.trusted(*_joined(
-            np.array([(g.num_vertices, g.child_index.size, g.sample_offsets.size - 1) for g in graphs],
-                     np.int64).reshape(-1, 3),
-            *[np.concatenate([_NO_INTS, *arrays]) for arrays in zip(*[g._arrays() for g in graphs])] or [_NO_INTS] * 3))
+        arrays = list(zip(*[g._arrays() for g in graphs])) or [(), (), ()]
+        sizes = np.array([list(map(len, some)) for some in arrays], np.int64)
+        made = cls.trusted(*_joined(sizes, *[np.concatenate([_NO_INTS, *some]) for some in arrays]))
         vars(made).update(parts=tuple(graphs))
         return made
 
@@ -351,19 +357,19 @@ _NO_INTS = np.zeros(0, np.int64)
 
 @njit(cache=True, nogil=True)
 def _joined(sizes, indptrs, index, samples):  # type: ignore[no-untyped-def]
-    """The arrays of a batch. Of each graph: vertices, edges, samples; of all, one behind the other: their arrays."""
-    num_vertices, num_edges, num_samples = sizes[:, 0].sum(), sizes[:, 1].sum(), sizes[:, 2].sum()
-    indptr, offsets = np.zeros(num_vertices + 1, np.int64), np.zeros(num_samples + 1, np.int64)
-    children = np.empty(num_edges, np.int64)
+    """The arrays of a batch, from the arrays of all graphs, one behind the other, and how long those of each are."""
+    num_graphs = sizes.shape[1]
+    indptr, children = np.zeros(len(indptrs) - num_graphs + 1, np.int64), np.empty(len(index), np.int64)
+    offsets = np.zeros(len(samples) - num_graphs + 1, np.int64)
     v = e = s = 0
-    for g in range(len(sizes)):
-        for i in range(1, sizes[g, 0] + 1):
+    for g in range(num_graphs):
+        for i in range(1, sizes[0, g]):
             indptr[v + i] = indptrs[v + g + i] + e
-        for i in range(sizes[g, 1]):
+        for i in range(sizes[1, g]):
             children[e + i] = index[e + i] + v
-        for i in range(1, sizes[g, 2] + 1):
+        for i in range(1, sizes[2, g]):
             offsets[s + i] = samples[s + g + i] + v
-        v, e, s = v + sizes[g, 0], e + sizes[g, 1], s + sizes[g, 2]
+        v, e, s = v + sizes[0, g] - 1, e + sizes[1, g], s + sizes[2, g] - 1
     return indptr, children, offsets
 
 

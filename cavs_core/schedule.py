@@ -109,11 +109,6 @@ def depths_of(graph: InputGraph) -> IntArray:
     depth, waiting = _depths(graph.child_indptr, graph.child_index)
     if waiting.any():
         raise CycleError(_cycle_text(graph, _find_cycle(graph, waiting)))
-    start = 0
-    for part in graph.parts:
-        whole = part.num_vertices == len(depth)
-        part.note_depth(depth if whole else depth[start:start + part.num_vertices].copy())
-        start += part.num_vertices
     return graph.note_depth(depth)
 
 

@@ -1,7 +1,13 @@
 """The compiled products against numpy: every number of rows, odd shapes, strides, accumulation, both routes."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
+from numba.core.codegen import get_host_cpu_features
 
 from cavs_core.backends.native_cpu import blas, panels, products
 from cavs_core.backends.native_cpu.memory import address_of
@@ -171,3 +177,23 @@ class TestBlas:
     def test_without_blas_there_is_a_reason(self, monkeypatch):
         monkeypatch.setattr(blas, "gemm_address", lambda dtype: 0)
         assert not blas.available() and "cblas_sgemm" in blas.reason()
+
+
+@pytest.mark.skipif("+avx512f" not in get_host_cpu_features().split(","), reason="this processor has no wide vectors")
+def test_without_wide_vectors():
+    """Told that the processor has none, numba compiles other tiles; in a process of its own, since it asks once."""
+    code = """
+import numpy as np
+from cavs_core.backends.native_cpu.intrinsics import WIDE_BYTES
+assert WIDE_BYTES == 32
+import test_native_products as t
+for rows in (1, 5, 9, 70):
+    t.TestPackedProducts().check("float32", True, rows, 33, 29, rows % 2)
+    t.check_product(t.products.product_nn, "float32", rows, 50, 97, rows % 2, t.OWN)
+t.test_sum_product("float32", t.OWN, 900)
+"""
+    told = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+bmi,+bmi2,+lzcnt,+popcnt"}
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **told, "PYTHONPATH": path},
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -107,3 +107,14 @@ def test_two_processes_at_once_and_one_later(tmp_path):
     for process in both:
         assert "compiled" in process.communicate()[0] and process.returncode == 0
     assert start().communicate()[0] == "{'compiled': 0, 'loaded': 1}\n"
+
+
+def test_the_engine_says_that_it_is_compiled(tmp_path):
+    """Once, however many functions there are; and the next process loads them without a word."""
+    code = ("from cavs_core.backends.native_cpu import products\n"
+            "for function in (products.fill, products.column_sum):\n"
+            "    products.routine(function, 'float32')\n")
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    said = [subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stderr
+            for _ in range(2)]
+    assert [text.count("compiling the engine") for text in said] == [1, 0]

@@ -7,6 +7,7 @@ our functions are kept hold a checksum of what they share.
 from __future__ import annotations
 
 import ctypes
+import sys
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
@@ -47,5 +48,14 @@ def compile_function(function: FunctionType, signature: Any, variant: str = "") 
     twin.__module__ = function.__module__
     twin.__qualname__ = "_".join(filter(None, (function.__name__, variant, _checksum())))
     made = cfunc(signature, cache=True, error_model="numpy")(twin)
+    if not made.cache_hits:
+        _say_so()
     result = None if signature.return_type is types.void else ctypes.c_int64
     return Compiled(made.address, ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * len(signature.args))(made.address), made)
+
+
+@lru_cache(maxsize=1)
+def _say_so() -> None:
+    """The first function that is not on disk is small; large ones follow."""
+    print("gluon_dynbatch: compiling the engine for this processor, about 20 s; it is kept on disk, so only once",
+          file=sys.stderr, flush=True)

@@ -18,11 +18,12 @@ from numba import njit
 from .last_used import LastUsed
 from .values import WIDTHS
 
-__all__ = ["FIRST_SPEC", "KIND", "KINDS", "NAMED", "NUM_NUMBERS", "NUM_OPERANDS", "NUM_OUTPUTS", "ROWS", "SLOTS", "Kinds",
-           "KindTable", "kinds_of"]
+__all__ = ["FIRST_SPEC", "FIRST_WIDTH", "KIND", "KINDS", "LOOKS_UP", "NAMED", "NUM_NUMBERS", "NUM_OPERANDS",
+           "NUM_OUTPUTS", "PURE", "ROWS", "ROW_SPEC", "SLOTS", "Kinds", "KindTable", "kinds_of"]
 
 # What a kind is, word by word; then the specs of its outputs, and of each operand whether it is a number.
-KIND, SIZE, NUM_OPERANDS, SLOTS, NUM_NUMBERS, NUM_OUTPUTS, ROWS, NAMED, PURE, LOOKS_UP, ROW_SPEC, FIRST_SPEC = range(12)
+(KIND, SIZE, NUM_OPERANDS, SLOTS, NUM_NUMBERS, NUM_OUTPUTS, ROWS, NAMED, PURE, LOOKS_UP, ROW_SPEC, FIRST_WIDTH,
+ FIRST_SPEC) = range(13)
 
 
 class KindTable(NamedTuple):
@@ -100,7 +101,8 @@ def _words(look: Any, entry: Any) -> bytes:
     signature, specs = entry.signature, [owner.spec for owner in entry.owners]
     single = signature.alias >= 0 and WIDTHS[specs[0]] == 1
     facts = (len(entry.numbers), signature.slots, sum(entry.numbers), len(specs), entry.rows, signature.alias,
-             not signature.draws, signature.looks_up, specs[0] if single else -1, *specs, *entry.numbers)
+             not signature.draws, signature.looks_up, specs[0] if single else -1, WIDTHS[specs[0]], *specs,
+             *entry.numbers)
     with KINDS.lock:
         known: bytes | None = KINDS.get(look)
         if known is None:

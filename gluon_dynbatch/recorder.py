@@ -328,10 +328,7 @@ class Recorder(Listener):
 
     def _go_short(self, calls: Calls, state: Any, vertex: Any, forms: Any, place: int, lengths: Any, entry: Entry,
                   operands: list[LazyArray], general: Any, hooks: tuple[Any, ...]) -> tuple[Entry, list[LazyArray]]:
-        """Let the next call of this vertex with such arguments go the short way; what this one is then.
-
-        (It is the same: a sample is known again wherever it stands in its mini-batch, also as the first one.)
-        """
+        """Let the next call of this vertex with such arguments go the short way; and this one look like it."""
         signature = entry.signature
         key = (state, vertex, forms, signature.structure, len(entry.owners), place)
         entries = calls.forms.get(key)
@@ -346,7 +343,7 @@ class Recorder(Listener):
         kinds = [form for form in flat_form(fixed) if form in (*KEYED, "i", "n")]
         if "i" in kinds:
             entry = calls.new_entry(signature, entry.cls.recorded, numbers=tuple(kind == "i" for kind in kinds))
-            operands = [calls.number(x) if kind == "i" else x for x, kind in zip(operands, kinds)] + operands[len(kinds):]
+            operands[:len(kinds)] = [calls.number(x) if kind == "i" else x for x, kind in zip(operands, kinds)]
         owners = [owner_of(x) for x, kind in zip(operands, kinds) if kind in KEYED]
         owners += [owner_of(x) for x in operands[len(kinds):len(kinds) + signature.slots]]
         entries[tuple(owners)] = (entry.number, *entry.owners)

@@ -30,22 +30,19 @@ class Form(NamedTuple):
 
     Attributes
     ----------
-    words : int32 array, all in one, so that forms are put together in one step
+    words : int32 numbers as bytes, so that forms are put together in one step
         Counts; the kinds of its recorded calls; of each call its kind by its place among these (or -1 - the place of
         its class in `made`), its rows, and the number of its operands; the operands: values by their number in the
         form, then (-1, ..) the sample's leaves by first appearance, and its numbers; the spec of each value; and for
         each value of the sample the value of the form, -1 where it is gone. The last part is missing where values are
         what was recorded.
     made : classes that were not recorded
+    is_recorded : whether calls run as they were recorded
     """
 
-    words: Any
+    words: bytes
     made: tuple[Any, ...]
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether calls run as they were recorded."""
-        return not self.made and self.words[NUM_RECORDED] == 0
+    is_recorded: bool
 
 
 class Forms:
@@ -79,7 +76,7 @@ class Forms:
         """Remember forms by checksum and code."""
         with self._lock:
             for checksum, code, form in samples:
-                size = 400 + len(code) + form.words.nbytes + 8 * len(form.made)
+                size = 400 + len(code) + len(form.words) + 8 * len(form.made)
                 before = self._forms.pop(checksum, None)
                 if before is not None:
                     self.num_bytes -= before[2]
@@ -180,13 +177,15 @@ def forms_of(cut: Cut, parts: Parts, recorded: tuple[Any, Any, Any, Any], kinds:
     kinds : of the entries
     made : the classes that were made
     """
-    words, ends, made_lists, made_ends = _forms(
+    words, ends, made_lists, made_ends, differs = _forms(
         (cut.starts, cut.values, cut.numbers, cut.leaves, cut.leaf_offsets), tuple(parts), recorded, kinds.of(KIND),
         num_data, len(made))
-    ends, made_ends, made_lists = ends.tolist(), made_ends.tolist(), made_lists.tolist()
-    # (copies: a form shall not keep a whole flush)
-    return [Form(words[ends[k]:ends[k + 1]].copy(), tuple([made[m] for m in made_lists[made_ends[k]:made_ends[k + 1]]]))
-            for k in range(len(ends) - 1)]
+    data, ends, differs = words.tobytes(), (4 * ends).tolist(), differs.tolist()
+    if not made:
+        return [Form(data[a:b], (), not other) for a, b, other in zip(ends, ends[1:], differs)]
+    made_ends, made_lists = made_ends.tolist(), made_lists.tolist()
+    lists = [tuple([made[m] for m in made_lists[a:b]]) for a, b in zip(made_ends, made_ends[1:])]
+    return [Form(data[a:b], mine, not other) for a, b, mine, other in zip(ends, ends[1:], lists, differs)]
 
 
 @njit(cache=True, nogil=True)
@@ -221,7 +220,7 @@ def _forms(cut, parts, recorded, kinds, num_data, num_made):  # type: ignore[no-
     leaf_place = np.empty(num_data, np.int64)
     seen_made, made_place = np.full(num_made, -1, np.int64), np.empty(num_made, np.int64)
     seen_entry, entry_place = np.full(len(kinds), -1, np.int64), np.empty(len(kinds), np.int64)
-    end = num_lists = 0
+    end, num_lists, differs = 0, 0, np.empty(num_samples, np.bool_)
     for k in range(num_samples):
         header, first_made, count, num_leaves = end, num_lists, 0, leaf_offsets[k + 1] - leaf_offsets[k]
         for n in range(num_leaves):
@@ -268,10 +267,11 @@ def _forms(cut, parts, recorded, kinds, num_data, num_made):  # type: ignore[no-
         for v in range(values[k], values[k + 1]):
             words[end + v - values[k]] = new_value[value_of[v]] if value_of[v] >= 0 else -1
             same &= words[end + v - values[k]] == v - values[k]
+        differs[k] = not same or num_lists > first_made
         words[header + NUM_RECORDED] = 0 if same else values[k + 1] - values[k]
         end += words[header + NUM_RECORDED]
         ends[k + 1], made_ends[k + 1] = end, num_lists
-    return words, ends, made_lists, made_ends
+    return words[:end], ends, made_lists, made_ends, differs
 
 
 class Merged(NamedTuple):
@@ -309,7 +309,7 @@ def merge_forms(cut: Cut, forms: Sequence[Form], kinds: KindTable, num_data: int
     made : of the classes that forms have made, form after form, which they are
     made_class, made_slots : int64 arrays, of these: number in the flush, and `ClassInfo.slots`
     """
-    words = np.concatenate([form.words for form in forms])
+    words = np.frombuffer(b"".join([form.words for form in forms]), np.int32)
     of_kind = kinds.of(KIND)
     by_kind = np.argsort(of_kind)
     *merged, value_of, same = _merge(

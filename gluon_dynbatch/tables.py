@@ -9,11 +9,12 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import njit
 
 from cavs_core import LazyArray, copy_arrays, view_of_data
 
 from .analyzer import ClassInfo, Recording
-from .kinds import FIRST_SPEC, LOOKS_UP, PURE, ROW_SPEC, KindTable
+from .kinds import FIRST_WIDTH, LOOKS_UP, PURE, ROW_SPEC, KindTable
 from .plan_cache import checksum
 from .repeats import Distinct, Facts, Lookups
 from .values import BUFFERS, SPECS, WIDTHS, as_array
@@ -177,26 +178,39 @@ class Tables:
 
     def _lookups(self) -> tuple[Lookups, list[int]]:
         """The calls that look up one row for each number in an outside array; without the numbers, and these arrays."""
-        r, kinds, num_entries = self.recording, self.kinds, len(self.kinds.starts)
-        starts, counts, tables = np.zeros((3, len(self.call_entry)), np.int64)
-        names_row = np.full(num_entries + len(self.made), -1, np.int64)
-        looks_up = np.zeros(len(names_row), bool)       # (what was made looks nothing up by itself)
-        looks_up[:num_entries] = kinds.of(LOOKS_UP)
-        calls = np.flatnonzero(looks_up[self.call_entry]) if looks_up.any() else starts[:0]
-        index, table = (r.operands[r.offsets[0][calls] + k] for k in (0, 1))
-        outside = (index < 0) & (index >= -len(self.leaves.data)) & (table < 0)
-        calls, index, table = (part[outside] for part in (calls, index, table))
-        sizes = _array([_size(s) for s in self.leaves.specs[-1 - index].tolist()])
-        whole = sizes == [WIDTHS[s] for s in kinds.of(FIRST_SPEC)[self.call_entry[calls]].tolist()]
-        calls, index, table, sizes = (part[whole] for part in (calls, index, table, sizes))
-        if not len(calls):
-            return Lookups(starts, counts, tables, np.zeros(0, np.int64), names_row), []
-        starts[calls], counts[calls] = np.cumsum(sizes) - sizes, sizes
-        tables[calls] = (-1 - table) * len(r.classes) + r.call_class[calls]
-        row_spec = kinds.of(ROW_SPEC)
-        named = np.flatnonzero(row_spec >= 0)
-        names_row[named] = 1 + row_spec[named] * (1 + kinds.classes.max()) + kinds.classes[named]
-        return Lookups(starts, counts, tables, np.zeros(0, np.int64), names_row), (-1 - index).tolist()
+        r, kinds, num_calls = self.recording, self.kinds, len(self.call_entry)
+        looks_up, names_row = kinds.of(LOOKS_UP), np.full(len(kinds.starts) + len(self.made), -1, np.int64)
+        if not looks_up.any():
+            return Lookups(*np.zeros((3, num_calls), np.int64), _NOTHING, names_row), []
+        sizes = _array([_size(s) for s in self.leaves.specs[:len(self.leaves.data)].tolist()])
+        # (What was made looks nothing up by itself.)
+        starts, counts, tables, leaves = _look_up(self.call_entry, r.call_class, r.offsets[0], r.operands, looks_up,
+                                                  kinds.of(FIRST_WIDTH), sizes, len(r.classes))
+        if len(leaves):
+            row_spec = kinds.of(ROW_SPEC)
+            named = np.flatnonzero(row_spec >= 0)
+            names_row[named] = 1 + row_spec[named] * (1 + kinds.classes.max()) + kinds.classes[named]
+        return Lookups(starts, counts, tables, _NOTHING, names_row), leaves.tolist()
+
+
+_NOTHING = np.zeros(0, np.int64)
+
+
+@njit(cache=True, nogil=True)
+def _look_up(call_entry, call_class, operand_offsets, operands, looks_up, widths, sizes, num_classes):
+    starts, counts = np.zeros(len(call_entry), np.int64), np.zeros(len(call_entry), np.int64)
+    tables, leaves = np.zeros(len(call_entry), np.int64), np.empty(len(call_entry), np.int64)
+    found = at = 0
+    for i in range(len(call_entry)):
+        if call_entry[i] >= len(looks_up) or not looks_up[call_entry[i]]:
+            continue
+        index, table = -1 - operands[operand_offsets[i]], -1 - operands[operand_offsets[i] + 1]
+        if index < 0 or index >= len(sizes) or table < 0 or sizes[index] != widths[call_entry[i]]:
+            continue
+        starts[i], counts[i], tables[i], leaves[found] = at, sizes[index], table * num_classes + call_class[i], index
+        at += sizes[index]
+        found += 1
+    return starts, counts, tables, leaves[:found]
 
 
 @cache

@@ -17,7 +17,7 @@ from cavs_core import RunError, need_gradient
 
 from .cutting import Cut, cut_log
 from .fastpath import FIRST, find_held
-from .kinds import FIRST_SPEC, NAMED, NUM_NUMBERS, NUM_OPERANDS, NUM_OUTPUTS, ROWS, SLOTS, kinds_of
+from .kinds import FIRST_SPEC, LOOKS_UP, NAMED, NUM_NUMBERS, NUM_OPERANDS, NUM_OUTPUTS, PURE, ROWS, SLOTS, kinds_of
 from .plan_cache import PlanCache, checksum
 from .tables import Members, Structure, Tables, make_structure
 
@@ -84,7 +84,27 @@ class Log:
                      self.wanted_params, specs, bytes(self.wanted), self.held.tobytes(), self.viewed,
                      checksum(self.words))
         known = RECORDINGS.get(self._key, [self.words])
-        self.known = Known(int(self.cut.starts[-1]), int(self.cut.values[-1])) if known is None else known[1]
+        self.known = Known(*self._counts()) if known is None else known[1]
+
+    @cached_property
+    def _walked(self) -> tuple[bool, int, int, Any]:
+        """Whether operators read each other; if not, how many calls and values there are, and the numbers."""
+        kinds, of_class = self.kinds, np.array([cls.identity is None for cls in self.classes], bool)
+        single = (kinds.of(LOOKS_UP) > 0) & (kinds.of(ROWS) == 1)
+        # (Words that are looked up one by one are known by their number, and run once.)
+        several = np.isin(kinds.classes, kinds.classes[(kinds.of(LOOKS_UP) > 0) & ~single])
+        chosen = of_class[kinds.classes] & (kinds.of(NAMED) < 0) & (kinds.of(PURE) > 0) & (~single | several)
+        return _walk(self.words, kinds.facts, kinds.starts, chosen, FIRST, len(self.held))
+
+    @property
+    def joins(self) -> bool:
+        """Whether operators read each other, so that some may be joined. If not, reading the log takes less than
+        looking for its samples among known ones."""
+        return self._walked[0]
+
+    def _counts(self) -> tuple[int, int]:
+        """The number of calls, and of values."""
+        return (int(self.cut.starts[-1]), int(self.cut.values[-1])) if self.joins else self._walked[1:3]
 
     @cached_property
     def _cut(self) -> tuple[Cut, Any]:
@@ -102,7 +122,7 @@ class Log:
     @property
     def numbers(self) -> Any:
         """The numbers that stand in it."""
-        return self._cut[1]
+        return self._cut[1] if self.joins else self._walked[3]
 
     @property
     def is_whole(self) -> bool:
@@ -170,6 +190,35 @@ def take_log(calls: Any) -> Log:
     calls.num_taken = log.known.num_values
     calls.forget()
     return log
+
+
+@njit(cache=True, nogil=True)
+def _walk(log, facts, entries, chosen, first, num_values):
+    numbers, is_chosen = np.empty(len(log), np.int64), np.zeros(num_values, np.bool_)
+    at = calls = value = number = 0
+    while at < len(log):
+        entry = log[at]
+        kind = entries[entry]
+        at += 1
+        num_operands, num_outputs = facts[kind + NUM_OPERANDS], facts[kind + NUM_OUTPUTS]
+        count = num_operands
+        if facts[kind + SLOTS]:
+            count += facts[kind + SLOTS] * log[at]
+            at += 1
+        if facts[kind + NUM_NUMBERS]:
+            for k in range(num_operands):
+                if facts[kind + FIRST_SPEC + num_outputs + k]:
+                    numbers[number] = log[at + k]
+                    number += 1
+        if chosen[entry]:
+            for j in range(at, at + count):
+                if log[j] >= first and is_chosen[log[j] - first]:       # (a number is never as large as a token)
+                    return True, 0, 0, numbers[:0]
+            is_chosen[value:value + num_outputs] = True
+        at += count
+        calls += 1
+        value += num_outputs
+    return False, calls, value, numbers[:number].copy()
 
 
 @njit(cache=True, nogil=True)

@@ -63,7 +63,8 @@ def with_members(log: Log, drops: bool, stats: Any) -> Tables:
     stats : Stats, where it counts
     """
     if log.known.members is None:
-        log.let_run(_members(log, drops, stats))
+        log.let_run(_members(log, drops, stats) if log.joins else
+                    Members(log.recorded().structure, range(len(log.classes)), ()))
     return log.joined()
 
 
@@ -82,7 +83,7 @@ def _members(log: Log, drops: bool, stats: Any) -> Members:
             forms[k] = form
         if settled:
             FORMS.put([(checksums[k], codes[k], forms[k]) for k in new])
-        if all([form.is_recorded for form in forms]):       # marked blocks
+        if all([form.is_recorded for form in forms]):
             return Members(log.recorded().structure, range(len(log.classes)), ())
     return _merged(log, forms)
 

@@ -17,13 +17,25 @@ from cavs_core import RunError, need_gradient
 
 from .cutting import Cut, cut_log
 from .fastpath import FIRST, find_held
-from .kinds import FIRST_SPEC, LOOKS_UP, NAMED, NUM_NUMBERS, NUM_OPERANDS, NUM_OUTPUTS, PURE, ROWS, SLOTS, kinds_of
+from .kinds import (
+    FIRST_SPEC,
+    KIND,
+    LOOKS_UP,
+    NAMED,
+    NUM_NUMBERS,
+    NUM_OPERANDS,
+    NUM_OUTPUTS,
+    PURE,
+    ROWS,
+    SLOTS,
+    kinds_of,
+)
 from .plan_cache import PlanCache, checksum
 from .tables import Members, Structure, Tables, make_structure
 
 __all__ = ["RECORDINGS", "Log", "take_log"]
 
-RECORDINGS = PlanCache(64 << 20)        # logs -> Known
+RECORDINGS = PlanCache(32 << 20)        # logs -> Known
 
 
 class Known:
@@ -80,7 +92,7 @@ class Log:
         self.parameters = {k: of_parameters[id(x)][0] for k, x in enumerate(self.data) if id(x) in of_parameters}
         self.kinds, self.ids = kinds_of(self.entries, self.classes, self.number_spec)
         # All that a structure depends on. (An owner's spec follows from the signature and the number of rows.)
-        self._key = (self.kinds.facts.tobytes(), tuple([(cls.signature, cls.recorded) for cls in self.classes]),
+        self._key = (self.kinds.of(KIND).tobytes(), tuple([(cls.signature, cls.recorded) for cls in self.classes]),
                      self.wanted_params, specs, bytes(self.wanted), self.held.tobytes(), self.viewed,
                      checksum(self.words))
         known = RECORDINGS.get(self._key, [self.words])

@@ -38,9 +38,9 @@ WORDS = [[1, 2, 3], [1, 2], [4, 1, 2]]
 def read(monkeypatch):
     """The logs that were read, and not known; the table of those that are is new. Leaving out repeats always pays."""
     repeats_always_pay(monkeypatch)
-    found, whole = [], logs.cut_log
+    found, whole = [], logs._walk
     monkeypatch.setattr(logs, "RECORDINGS", PlanCache())
-    monkeypatch.setattr(logs, "cut_log", lambda log, *rest: found.append(log) or whole(log, *rest))
+    monkeypatch.setattr(logs, "_walk", lambda log, *rest: found.append(log) or whole(log, *rest))
     return found
 
 

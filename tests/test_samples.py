@@ -421,9 +421,21 @@ def make_chain():
     return net
 
 
+def test_samples_of_marked_cells_are_not_looked_for():
+    """Reading their log takes less."""
+    scope = marked_step(make_chain(), [[1, 2], [3]], granularity="vertex")[1]
+    assert scope.stats.sample_hits == scope.stats.sample_misses == 0 and "samples known" not in scope.explain()
+
+
+@pytest.fixture
+def looked_for(monkeypatch):
+    """Samples of marked cells are looked for, too."""
+    monkeypatch.setattr(logs.Log, "joins", True)
+
+
 @pytest.mark.parametrize("drop_repeats", [True, False])
 @pytest.mark.parametrize("backend", ["mxnet", "native"])
-def test_known_samples_of_marked_cells_are_merged(backend, drop_repeats, monkeypatch):
+def test_known_samples_of_marked_cells_are_merged(backend, drop_repeats, monkeypatch, looked_for):
     """Also with other words, and wherever a sample stands: the first call of a flush is recorded like all others."""
     net, rng = make_chain(), random.Random(5)
     marked_step(net, [[1, 2, 3], [4], [5, 6]], backend=backend, drop_repeats=drop_repeats)
@@ -438,7 +450,7 @@ def test_known_samples_of_marked_cells_are_merged(backend, drop_repeats, monkeyp
         assert "5 of 5 samples known" in scope.explain()
 
 
-def test_merged_tables_are_those_that_reading_gives(monkeypatch):
+def test_merged_tables_are_those_that_reading_gives(monkeypatch, looked_for):
     net, found = make_chain(), []
     monkeypatch.setattr(merging, "_merged", lambda log, forms, whole=merging._merged: found.append(
         (log, whole(log, forms))) or found[-1][1])
@@ -452,7 +464,7 @@ def test_merged_tables_are_those_that_reading_gives(monkeypatch):
     assert read.recording.classes == members.structure.recording.classes and members.structure.value_of is None
 
 
-def test_samples_that_share_a_value_are_one():
+def test_samples_that_share_a_value_are_one(looked_for):
     net, first = make_chain(), mx.nd.ones((1, 4))
     with gdb.batching(policy="depth") as scope:
         shared = net.cell(1, first)
@@ -463,7 +475,7 @@ def test_samples_that_share_a_value_are_one():
         np.testing.assert_allclose(x.asnumpy(), y.asnumpy(), rtol=1e-5)
 
 
-def test_a_check_reads_the_calls_of_known_samples():
+def test_a_check_reads_the_calls_of_known_samples(looked_for):
     net = make_chain()
     for samples in ([[1, 2], [3]], [[4], [5, 6]], [[4], [5, 6]]):
         scope = marked_step(net, samples, check=True)[1]

@@ -101,12 +101,8 @@ class Log:
     @cached_property
     def _walked(self) -> tuple[bool, int, int, Any]:
         """Whether operators read each other; if not, how many calls and values there are, and the numbers."""
-        kinds, of_class = self.kinds, np.array([cls.identity is None for cls in self.classes], bool)
-        single = (kinds.of(LOOKS_UP) > 0) & (kinds.of(ROWS) == 1)
-        # (Words that are looked up one by one are known by their number, and run once.)
-        several = np.isin(kinds.classes, kinds.classes[(kinds.of(LOOKS_UP) > 0) & ~single])
-        chosen = of_class[kinds.classes] & (kinds.of(NAMED) < 0) & (kinds.of(PURE) > 0) & (~single | several)
-        return _walk(self.words, kinds.facts, kinds.starts, chosen, FIRST, len(self.held))
+        operators = np.array([cls.identity is None for cls in self.classes], bool)
+        return _walk(self.words, *self.kinds, operators, FIRST, len(self.held))
 
     @property
     def joins(self) -> bool:
@@ -205,7 +201,14 @@ def take_log(calls: Any) -> Log:
 
 
 @njit(cache=True, nogil=True)
-def _walk(log, facts, entries, chosen, first, num_values):
+def _walk(log, facts, entries, classes, operators, first, num_values):
+    chosen, several = np.zeros(len(entries), np.bool_), np.zeros(len(operators), np.bool_)
+    for e in range(len(entries)):
+        several[classes[e]] |= facts[entries[e] + ROWS] > 1
+    for e in range(len(entries)):       # words that are looked up one by one are known by their number, and run once
+        kind = entries[e]
+        chosen[e] = (operators[classes[e]] and facts[kind + NAMED] < 0 and facts[kind + PURE]
+                     and (not facts[kind + LOOKS_UP] or several[classes[e]]))
     numbers, is_chosen = np.empty(len(log), np.int64), np.zeros(num_values, np.bool_)
     at = calls = value = number = 0
     while at < len(log):

@@ -116,7 +116,7 @@ def test_same_as_the_loop(always, backend, grad_req, passes, sparse, fixed, dtyp
     # Words 0 to 5 and (0, 1), (2, 3), ((0, 1), 2), ((0, 1), (2, 3)), (4, (0, 1)), ((2, 3), (0, 1)), (0, 0).
     nodes, leaves = ([x.rows for x in got[2].flushes[0].launches if x.title.startswith(t)] for t in ("Node", "Leaf"))
     assert sum(leaves) == 6 and sum(nodes) == 7
-    others = 2 * len(TREES) - 1                 # outputs and their sums; a tree is there twice, but each has its own sum
+    others = 2 * len(TREES) - 1         # outputs and their sums; a tree is there twice, but each has its own sum
     assert got[2].stats.repeats == got[2].stats.calls - sum(nodes) - sum(leaves) - others > 5
 
 

@@ -45,7 +45,7 @@ from benchmarks.run import QUIET, RESULTS
 from benchmarks.systems.gluon import System
 from benchmarks.workloads.base import data_folder
 from cavs_core.mxnet_compat import mx
-from gluon_dynbatch import choose, graphs, joining, merging, planning, sums, tables
+from gluon_dynbatch import choose, graphs, joining, logs, merging, planning, samples, sums
 from gluon_dynbatch.auto import Auto
 from gluon_dynbatch.costs import weigh
 from gluon_dynbatch.costs.devices import load, place_of
@@ -121,13 +121,12 @@ class Memory:
         self.auto = Auto()
         self._own: list[tuple[Any, str, Any]] = [
             (planning, "PLANS", planning.PlanCache()), (merging, "HABITS", joining.Habits()),
-            (merging, "SUM_ROLES", sums.SumRoles()), (merging, "FORMS", planning.PlanCache(merging.FORMS.max_bytes)),
-            (merging, "MEMBERS", planning.PlanCache(merging.MEMBERS.max_bytes)), (weigh, "_models", {}),
-            (graphs, "_known", OrderedDict()),
+            (merging, "SUM_ROLES", sums.SumRoles()), (merging, "FORMS", samples.Forms(merging.FORMS.max_bytes)),
+            (weigh, "_models", {}), (graphs, "_known", OrderedDict()),
             (choose, "AUTO", self.auto), (choose, "IDLE", LastUsed(choose.IDLE.most)),
             (choose, "REPEATS", planning.PlanCache(choose.REPEATS.max_bytes)),
             (choose, "SEEN", LastUsed(choose.SEEN.most)),
-            (tables, "RECORDINGS", planning.PlanCache(tables.RECORDINGS.max_bytes))]
+            (logs, "RECORDINGS", planning.PlanCache(logs.RECORDINGS.max_bytes))]
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:

@@ -23,9 +23,10 @@ from numba import njit
 
 from cavs_core import offsets_of
 
+from .placing import column_of, place_leaves, place_values, read_rows
 from .policies import Problem
 
-__all__ = ["ClassInfo", "Recording", "Scan", "ClassRows", "Grouping", "column_of", "scan", "group", "problem_of"]
+__all__ = ["ClassInfo", "Recording", "Scan", "ClassRows", "Grouping", "scan", "group", "problem_of"]
 
 
 class ClassInfo(NamedTuple):
@@ -146,12 +147,6 @@ def _offsets(call_class, call_count, fixed, slots, num_outputs):  # type: ignore
 
 
 @njit(cache=True, nogil=True)
-def column_of(number, num_columns, slots):  # type: ignore[no-untyped-def]
-    """The column of an operand of a call, by its number among them."""
-    return number if number < num_columns else num_columns - slots + (number - num_columns) % slots
-
-
-@njit(cache=True, nogil=True)
 def _scan(call_class, operand_offsets, value_offsets, column_offsets, slots, operands,  # type: ignore[no-untyped-def]
           recorded, owns_wanted, alias, leaf_wanted):
     num_calls, num_columns = len(call_class), column_offsets[-1]
@@ -258,13 +253,14 @@ def group(r: Recording, s: Scan, num_buffers: int, launch: Any) -> Grouping:
         The launch that runs each call, in the order of the run, as a policy gives it; -1 for aliases.
     """
     slots = r.per_class(lambda c: c.slots)
-    by_class, class_offsets, position, launch_class, launch_rank, launch_offsets, row_offsets, call_offsets = _arrange(
-        r.call_class, r.call_width, launch, len(r.classes))
+    (by_class, class_offsets, position, launch_class, launch_rank, launch_offsets, row_offsets, call_offsets,
+     launch_depth) = _arrange(r.call_class, r.call_width, launch, s.depth, len(r.classes))
     ends = class_offsets.tolist()
     calls = [by_class[start:stop] for start, stop in zip(ends, ends[1:])]
     ends = launch_offsets.tolist()          # a class has one offset more than launches
     offsets, call_offsets = ([part[start + c:stop + c + 1] for c, (start, stop) in enumerate(zip(ends, ends[1:]))]
                              for part in (row_offsets, call_offsets))
+    depths = [launch_depth[start:stop] for start, stop in zip(ends, ends[1:])]
 
     may_share = np.array([not info.alias and not split and k < len(info.split) - info.slots
                           for info in r.classes for k, split in enumerate(info.split)], bool)
@@ -273,8 +269,8 @@ def group(r: Recording, s: Scan, num_buffers: int, launch: Any) -> Grouping:
     for col, c in zip(np.flatnonzero(is_shared).tolist(),
                       (np.searchsorted(s.column_offsets, np.flatnonzero(is_shared), "right") - 1).tolist()):
         shared[c][col - int(s.column_offsets[c])] = int(-1 - s.first[col])
-    leaf_rows, counts = _place_leaves(r.call_class, s.operand_offsets, s.column_offsets, slots, r.operands, ~is_shared,
-                                      r.leaf_buffers, r.leaf_widths, num_buffers)
+    leaf_rows, counts = place_leaves(r.call_class, s.operand_offsets, s.column_offsets, slots, r.operands, ~is_shared,
+                                     r.leaf_buffers, r.leaf_widths, num_buffers)
     leaf_counts = counts.tolist()
 
     rows = list(leaf_counts)
@@ -288,29 +284,25 @@ def group(r: Recording, s: Scan, num_buffers: int, launch: Any) -> Grouping:
             rows[buffer] += int(mine[-1]) * width
 
     value_rows, value_buffers, operand_rows = _place_values(r, s, position, bases, leaf_rows)
+    widths = np.array([width for info in r.classes for width in info.operand_widths], np.int64)
+    split = np.array([part for info in r.classes for part in info.split], bool)
+    read = ~is_shared & ~np.repeat(r.per_class(lambda c: c.alias, bool), np.diff(s.column_offsets))
+    rows_read, starts = read_rows(by_class, class_offsets, r.call_width, r.call_count, s.operand_offsets, operand_rows,
+                                  s.column_offsets, slots, widths, split, read)
+    starts, reads, first = starts.tolist(), read.tolist(), s.column_offsets.tolist()
     classes = []
     for c, info in enumerate(r.classes):
-        operands, fixed = s.operand_offsets[calls[c]], len(info.operand_widths) - info.slots
-        call_width = r.call_width[calls[c]]
-        ragged = any(info.split) and bool((call_width != 1).any())
-        columns = {k: _column_rows(operand_rows[operands + k], width, info.split[k], call_width, ragged)
-                   for k, width in enumerate(info.operand_widths[:fixed]) if k not in shared[c] and not info.alias}
-        edges = None
-        if info.slots:
-            count = r.call_count[calls[c]]
-            edges = offsets_of(count)
-            first = np.repeat(operands + fixed - edges[:-1] * info.slots, count) + np.arange(edges[-1]) * info.slots
-            columns.update({fixed + k: operand_rows[first + k] for k in range(info.slots)})
-            edges = None if info.split[-1] else edges
-        depths = s.depth[calls[c][call_offsets[c][:-1]]]
-        classes.append(ClassRows(calls[c], offsets[c], call_offsets[c], depths, columns, shared[c], bases[c], edges))
+        columns = {k: rows_read[starts[col]:starts[col + 1]] for k, col in enumerate(range(first[c], first[c + 1]))
+                   if reads[col]}
+        edges = offsets_of(r.call_count[calls[c]]) if info.slots and not info.split[-1] else None
+        classes.append(ClassRows(calls[c], offsets[c], call_offsets[c], depths[c], columns, shared[c], bases[c], edges))
     order = list(zip(launch_class.tolist(), launch_rank.tolist()))
     return Grouping(classes, order, rows, leaf_rows, leaf_counts, value_rows, value_buffers,
                     [np.array(c, np.int64) for c in chunks])
 
 
 @njit(cache=True, nogil=True)
-def _arrange(call_class, call_width, launch, num_classes):  # type: ignore[no-untyped-def]
+def _arrange(call_class, call_width, launch, depth, num_classes):  # type: ignore[no-untyped-def]
     """Calls by class, in each by launch, in each as recorded; all by counting.
 
     Returns
@@ -320,6 +312,7 @@ def _arrange(call_class, call_width, launch, num_classes):  # type: ignore[no-un
     launch_class, launch_rank : of each launch, its class and its number among the class's launches
     launch_offsets : how many launches all classes before each have
     row_offsets, call_offsets : for each class where its launches begin and the last one ends, as rows and as calls
+    launch_depth : for each class that of its launches' first calls
     """
     num_calls, num_launches = len(call_class), 0
     for i in range(num_calls):
@@ -355,33 +348,20 @@ def _arrange(call_class, call_width, launch, num_classes):  # type: ignore[no-un
         else:
             by_class[free[call_class[i]]] = i
             free[call_class[i]] += 1
+    launch_depth = np.empty(num_launches, np.int64)
     for c in range(num_classes):
-        row = 0
+        row, last = 0, -1
         for j in range(class_offsets[c], class_offsets[c + 1]):
             i = by_class[j]
             position[i] = row
             row += call_width[i]
             if launch[i] >= 0:
-                row_offsets[launch_offsets[c] + c + launch_rank[launch[i]] + 1] = row
-    return by_class, class_offsets, position, launch_class, launch_rank, launch_offsets, row_offsets, call_offsets
-
-
-@njit(cache=True, nogil=True)
-def _place_leaves(call_class, operand_offsets, column_offsets, slots, operands, own,  # type: ignore[no-untyped-def]
-                  leaf_buffers, leaf_widths, num_buffers):
-    """Rows for the leaves that some call reads as rows of its own, -1 for the others; how many rows each buffer has."""
-    rows, counts = np.full(len(leaf_buffers), -1, np.int64), np.zeros(num_buffers, np.int64)
-    for i in range(len(call_class)):
-        c = call_class[i]
-        num_columns = column_offsets[c + 1] - column_offsets[c]
-        for j in range(operand_offsets[i], operand_offsets[i + 1]):
-            if operands[j] < 0 and own[column_offsets[c] + column_of(j - operand_offsets[i], num_columns, slots[c])]:
-                rows[-1 - operands[j]] = 0
-    for leaf in range(len(rows)):
-        if rows[leaf] == 0:
-            rows[leaf] = counts[leaf_buffers[leaf]]
-            counts[leaf_buffers[leaf]] += leaf_widths[leaf]
-    return rows, counts
+                k = launch_offsets[c] + launch_rank[launch[i]]
+                row_offsets[k + c + 1] = row
+                if launch[i] != last:
+                    launch_depth[k], last = depth[i], launch[i]
+    return (by_class, class_offsets, position, launch_class, launch_rank, launch_offsets, row_offsets, call_offsets,
+            launch_depth)
 
 
 def _place_values(r: Recording, s: Scan, position: Any, bases: list[list[int]], leaf_rows: Any) -> Any:
@@ -391,37 +371,6 @@ def _place_values(r: Recording, s: Scan, position: Any, bases: list[list[int]], 
                     np.int64)
     widths = np.array([w for info in r.classes for w in info.output_widths], np.int64)
     buffers = np.array([b for info in r.classes for b in info.output_buffers], np.int64)
-    return _place(r.call_class, s.value_offsets, s.operand_offsets, r.operands, output_offsets, base, widths, buffers,
-                  position, r.per_class(lambda c: c.alias, bool), r.call_first, leaf_rows, r.leaf_buffers)
-
-
-@njit(cache=True, nogil=True)
-def _place(call_class, value_offsets, operand_offsets, operands, output_offsets, base, widths,  # type: ignore[no-untyped-def]
-           buffers, position, alias, call_first, leaf_rows, leaf_buffers):
-    rows = np.empty(value_offsets[-1], np.int64)
-    where = np.empty(value_offsets[-1], np.int64)
-    operand_rows = np.empty(len(operands), np.int64)
-    for i in range(len(call_class)):
-        c = call_class[i]
-        for j in range(operand_offsets[i], operand_offsets[i + 1]):
-            operand_rows[j] = rows[operands[j]] if operands[j] >= 0 else leaf_rows[-1 - operands[j]]
-        for v in range(value_offsets[i], value_offsets[i + 1]):
-            if alias[c]:
-                whole = operands[operand_offsets[i]]
-                rows[v] = operand_rows[operand_offsets[i]] + call_first[i]
-                where[v] = where[whole] if whole >= 0 else leaf_buffers[-1 - whole]
-            else:
-                output = output_offsets[c] + v - value_offsets[i]
-                rows[v], where[v] = base[output] + position[i] * widths[output], buffers[output]
-    return rows, where, operand_rows
-
-
-def _column_rows(starts: Any, width: int, split: bool, call_width: Any, ragged: bool) -> Any:
-    """All rows that a column reads, position after position."""
-    if split and ragged:        # a call's rows, shared out among its positions
-        count = call_width * width
-        offsets = offsets_of(count)
-        return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], count)
-    if ragged:                  # else: every position of a call reads the same rows
-        starts = np.repeat(starts, call_width)
-    return starts if width == 1 else (starts[:, None] + np.arange(width)).ravel()
+    return place_values(r.call_class, s.value_offsets, s.operand_offsets, r.operands, output_offsets, base, widths,
+                        buffers, position, r.per_class(lambda c: c.alias, bool), r.call_first, leaf_rows,
+                        r.leaf_buffers)

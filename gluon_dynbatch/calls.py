@@ -248,6 +248,12 @@ class Calls:
         recorder = self.recorder
         return self._leaf(value, recorder.number_spec if type(value) is float else data_spec(value, recorder.context))
 
+    def number(self, leaf: LazyArray) -> LazyArray:
+        """What stands for a word id that gets into the log as it is; `leaf` stands for it among the data."""
+        number = LazyArray()
+        number.owner, number.token = leaf.owner, int(self.leaves[-1 - leaf.token])
+        return number
+
     def _leaf(self, value: Any, spec: int) -> LazyArray:
         self.leaves.append(value)
         self.leaf_spec.append(spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,13 @@ __all__ = ["check_calls"]
 _TOLERANCE = {"float64": (1e-7, 1e-9), "float16": (1e-2, 1e-2)}
 
 
-def check_calls(flushed: Any, tables: Any) -> None:
+def check_calls(flushed: Any, tables: Any, entries: Sequence[Any]) -> None:
     """Run all recorded calls one by one in their order, each on the values that the loop would give it."""
     values: dict[int, Any] = {}
     recording, leaves = tables.recording, tables.leaves
     operand_offsets, value_offsets = recording.offsets
     for i, number in enumerate(tables.call_entry.tolist()):
-        signature, cls = tables.entries[number].signature, tables.entries[number].cls
+        signature, cls = entries[number].signature, entries[number].cls
         tokens = recording.operands[operand_offsets[i]:operand_offsets[i + 1]].tolist()
         operands = [values[t] if t >= 0 else leaves.array(-1 - t) for t in tokens]
         first = int(value_offsets[i])

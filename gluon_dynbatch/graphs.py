@@ -12,9 +12,9 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from .policies import Policy, Problem
-from .samples import starts_of_samples
 
 __all__ = ["plan_graphs", "samples_of"]
 
@@ -24,7 +24,23 @@ _MOST_KNOWN = 4096
 
 def samples_of(problem: Problem) -> Any:
     """Where samples begin, and where the last one ends: int64 array, shape (samples + 1,)."""
-    return starts_of_samples(problem.indptr, problem.producers)
+    return _starts(problem.indptr, problem.producers)
+
+
+@njit(cache=True, nogil=True)
+def _starts(indptr, producers):  # type: ignore[no-untyped-def]
+    num_calls = len(indptr) - 1
+    starts = np.empty(num_calls + 1, np.int64)
+    count, lowest = 0, num_calls
+    starts[0] = num_calls
+    for i in range(num_calls - 1, -1, -1):          # what calls from i on read begins at `lowest`
+        for j in range(indptr[i], indptr[i + 1]):
+            if producers[j] >= 0:
+                lowest = min(lowest, producers[j])
+        if lowest >= i:
+            count += 1
+            starts[count] = i
+    return starts[:count + 1][::-1].copy()
 
 
 def plan_graphs(problem: Problem, policy: Policy) -> Any:

@@ -6,51 +6,29 @@ forms, merged; one with new samples is analyzed as a whole, because launches of 
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from .analyzer import Recording, Scan, problem_of, scan
 from .coarse import Coarse, coarsen, compositions_of, depends_on
 from .compositions import COMPOSED, is_by_rows
 from .joining import HABITS, Groups, find_groups
 from .last_used import LastUsed
-from .plan_cache import PlanCache
+from .logs import Log
 from .policies import POLICIES
 from .repeats import find_repeats
-from .samples import Cut, Form, Parts, any_reads, cut_samples, forms_of, merge_forms, take_samples
+from .samples import Form, Forms, Parts, any_reads, forms_of, merge_forms, take_samples
 from .signature import CallClass, Signature, any_number_signature
 from .sums import SUM_ROLES, find_chains, fold_chains
-from .tables import Members, Structure, Tables, class_info
+from .tables import Members, Tables
 
-__all__ = ["FORMS", "MEMBERS", "with_members"]
+__all__ = ["FORMS", "with_members"]
 
-FORMS = PlanCache(64 << 20)         # code of a sample -> its form
-MEMBERS = PlanCache(32 << 20)       # Structure -> its Members; None if it runs as it was recorded
+FORMS = Forms(64 << 20)
 MADE = LastUsed(4096)               # signature, .. -> Made: one and the same object in all forms
-
-
-class Kinds(LastUsed):
-    """What entries and classes are in all flushes -> a number, which is never that of something else."""
-
-    def __init__(self, most: int = 1 << 16):
-        super().__init__(most)
-        self._numbers = itertools.count()
-
-    def number(self, look: Any) -> int:
-        number: int | None = self.get(look)
-        if number is None:
-            number = next(self._numbers)
-            self.put(look, number)
-        return number
-
-
-KINDS = Kinds()             # of the whole process, as the others
 
 
 class Made(CallClass):
@@ -76,7 +54,7 @@ class Made(CallClass):
         return self.parts is None or COMPOSED.current(self.parts) is self.signature
 
 
-def with_members(recorded: Tables, drops: bool, stats: Any) -> Tables:
+def with_members(log: Log, drops: bool, stats: Any) -> Tables:
     """The tables of what runs; counts known and new samples.
 
     Parameters
@@ -84,41 +62,30 @@ def with_members(recorded: Tables, drops: bool, stats: Any) -> Tables:
     drops : whether calls that repeat others are left out then
     stats : Stats, where it counts
     """
-    structure = recorded.structure
-    known = MEMBERS.get(structure, ())
-    if known is None:
-        members = _members(recorded, drops, stats)
-        size = structure.num_bytes + (0 if members is None else members.structure.num_bytes)
-        MEMBERS.put(structure, (), members, num_bytes=size)
-    else:
-        _, members = known
-    return recorded if members is None else recorded.with_members(members)
+    if log.known.members is None:
+        log.let_run(_members(log, drops, stats) if log.joins else
+                    Members(log.recorded().structure, range(len(log.classes)), ()))
+    return log.joined()
 
 
-def _members(recorded: Tables, drops: bool, stats: Any) -> Members | None:
-    """What runs of a structure that was not seen before; None if that is what was recorded."""
-    r, num_data, offsets = recorded.recording, len(recorded.leaves.data), recorded.recording.offsets
-    joinable = _joinable(recorded.classes, r)
-    if not joinable.any() or not any_reads(r.call_class, *offsets, r.operands, joinable):
-        return None                         # marked blocks: reading the log was the merge
-    kinds, ids = _kinds(recorded)
-    slots = np.array([e.signature.slots for e in recorded.entries], np.int64)
-    cut = cut_samples(recorded.call_entry, offsets, r.operands, kinds, slots, num_data, recorded.structure.leaf_specs,
-                      np.concatenate([r.heads, recorded.viewed]))
-    keys = cut.keys()
-    known = [FORMS.get(key, ()) for key in keys]
-    forms = [None if found is None else found[1] for found in known]
+def _members(log: Log, drops: bool, stats: Any) -> Members:
+    """What runs of a log that was not seen before."""
+    cut = log.cut
+    checksums, codes = cut.checksums.tolist(), cut.keys()
+    forms: list[Any] = FORMS.get(checksums, codes)
     stale = {cls for cls in {cls for form in forms if form is not None for cls in form.made} if not cls.is_current()}
-    new = [k for k, form in enumerate(forms) if form is None or not stale.isdisjoint(form.made)]
+    new = [k for k, form in enumerate(forms) if form is None or (stale and not stale.isdisjoint(form.made))]
     stats.sample_hits += len(forms) - len(new)
     stats.sample_misses += len(new)
     if new:
-        found, settled = _analyze(recorded, cut, np.array(new), offsets, ids, drops)
+        found, settled = _analyze(log, np.array(new), drops)
         for k, form in zip(new, found):
             forms[k] = form
-            if settled:
-                FORMS.put(keys[k], (), form, num_bytes=len(keys[k]) + form.num_bytes)
-    return _merged(recorded, cut, forms)
+        if settled:
+            FORMS.put([(checksums[k], codes[k], forms[k]) for k in new])
+        if all([form.is_recorded for form in forms]):
+            return Members(log.recorded().structure, range(len(log.classes)), ())
+    return _merged(log, forms)
 
 
 def _joinable(classes: Sequence[CallClass], r: Recording) -> Any:
@@ -133,47 +100,31 @@ def _joinable(classes: Sequence[CallClass], r: Recording) -> Any:
     return found
 
 
-def _kinds(recorded: Tables) -> tuple[Any, list[int]]:
-    """Numbers that entries and classes have in all flushes.
-
-    The same operator with another weight is another class; such classes are told apart by the order in which they came.
-    """
-    count: Counter[Any] = Counter()
-    ids = []
-    with KINDS.lock:
-        for cls in recorded.classes:
-            signature = cls.signature
-            # Of those that only name rows, whose class has the signature of any of them, nothing else counts.
-            look = (signature.number if signature.alias < 0 else -len(signature.operand_specs), cls.recorded)
-            ids.append(KINDS.number((*look, count[look])))
-            count[look] += 1
-        spec = int(recorded.structure.leaf_specs[-1]) if len(recorded.leaves.numbers) else -1
-        kinds = [KINDS.number((ids[e.cls.number], e.signature.number, e.rows, e.numbers, spec))
-                 for e in recorded.entries]
-    return np.array(kinds, np.int64), ids
-
-
 # ---- analysis ----------------------------------------------------------------------------------------------------
 
-def _analyze(recorded: Tables, cut: Cut, new: Any, offsets: tuple[Any, Any], ids: Sequence[int],
-             drops: bool) -> tuple[list[Form], bool]:
+def _analyze(log: Log, new: Any, drops: bool) -> tuple[list[Form], bool]:
     """The forms of new samples, which are looked at together, and whether others would look like them from now on."""
+    recorded, ids, cut = log.recorded(), log.ids, log.cut
     classes, r, viewed = recorded.classes, recorded.recording, recorded.viewed
-    recorded_values = offsets[1]
+    offsets, entry, specs = r.offsets, recorded.call_entry, recorded.value_specs
     if len(new) < len(cut.starts) - 1:
         cut, calls, operands, number = take_samples(cut, new, r.operands, offsets)
         r, viewed = r.of_calls(calls, operands, number), number[viewed]
-        viewed, recorded_values = viewed[viewed >= 0], r.offsets[1]
+        viewed, entry, specs = viewed[viewed >= 0], entry[calls], specs[number >= 0]
+    as_recorded = (entry, r.call_width, r.offsets[1], specs)
 
     def teach() -> None:
         """What is read by more calls than there are of it, without repeats, is better made once and for all."""
         left = recorded.structure.without_repeats(find_repeats(recorded.repeat_facts(), offsets), 0)
         _groups(*_fold(recorded.classes, left.recording, left.viewed)[:3])
 
-    classes, r, s, viewed, value_of = _fold(classes, r, viewed)
-    made: list[Made] = list(classes[len(ids):])
-    call_made = np.maximum(r.call_class - len(ids), -1)
-    groups = _groups(classes, r, s, teach if drops else None)
+    made: list[Made] = []
+    groups, call_made, value_of = None, np.full(len(entry), -1), np.arange(len(specs))
+    joinable = _joinable(classes, r)
+    if joinable.any() and any_reads(r.call_class, *r.offsets, r.operands, joinable):
+        classes, r, s, viewed, value_of = _fold(classes, r, viewed)
+        made, call_made = list(classes[len(ids):]), np.maximum(r.call_class - len(ids), -1)
+        groups = _groups(classes, r, s, teach if drops else None)
     if groups is not None:
         coarse, composed = _join(classes, r, s, viewed, groups, [*ids, *[-1] * len(made)])
         origins = np.array(coarse.origins, np.int64)
@@ -181,8 +132,8 @@ def _analyze(recorded: Tables, cut: Cut, new: Any, offsets: tuple[Any, Any], ids
         made += composed
         r, call_made, value_of = coarse.recording, of_class[coarse.recording.call_class], np.append(
             coarse.value_of, -1)[value_of]
-    forms = forms_of(cut, Parts(call_made, *r.offsets, r.operands, value_of), recorded_values,
-                     len(recorded.leaves.data), made)
+    forms = forms_of(cut, Parts(call_made, *r.offsets, r.operands, value_of), as_recorded, log.kinds, len(log.specs),
+                     made)
     return forms, groups is None or groups.settled
 
 
@@ -264,45 +215,19 @@ def _names(classes: Sequence[CallClass]) -> list[Any]:
 
 # ---- merge -------------------------------------------------------------------------------------------------------
 
-def _merged(recorded: Tables, cut: Cut, forms: Sequence[Form]) -> Members:
+def _merged(log: Log, forms: Sequence[Form]) -> Members:
     """The forms of all samples as tables."""
-    r, old, num_classes = recorded.recording, recorded.structure, len(recorded.classes)
-    m = merge_forms(cut, forms, len(recorded.leaves.data))
-    lists = {(cls.signature, cls.recorded): c for c, cls in enumerate(recorded.classes) if cls.signature.slots}
-    of_made = [lists.get((cls.signature, cls.recorded), num_classes + k) for k, cls in enumerate(m.made)]
-    is_list = np.array([cls.signature.slots > 0 for cls in m.made], bool)
-    call_class, call_entry, call_width, call_count, call_first, value_specs = _describe(
-        m.call_of, m.call_made, m.num_operands, m.value_of, m.num_values, np.array(of_made, np.int64), is_list,
-        len(recorded.entries), r.call_class, old.call_entry, r.call_width, r.call_count, r.call_first, old.value_specs)
-    used = np.flatnonzero(np.bincount(call_class, minlength=1))
-    number = np.zeros(num_classes + len(m.made), np.int64)
+    place: dict[Any, int] = {}
+    made = [place.setdefault(cls, len(place)) for form in forms for cls in form.made]
+    num_classes, all_made = len(log.classes), list(place)
+    lists = {(cls.signature, cls.recorded): c for c, cls in enumerate(log.classes) if cls.signature.slots}
+    made_class = [lists.get((cls.signature, cls.recorded), num_classes + k) for k, cls in enumerate(all_made)]
+    made_slots = [cls.signature.slots for cls in all_made]
+    m = merge_forms(log.cut, forms, log.kinds, len(log.specs), made, np.array(made_class, np.int64),
+                    np.array(made_slots, np.int64))
+    used = np.flatnonzero(np.bincount(m.call_class, minlength=1))
+    number = np.zeros(num_classes + len(all_made), np.int64)
     number[used] = np.arange(len(used))
-    buffers = {b: k for k, b in enumerate(old.buffers)}
     origins = [c if c < num_classes else num_classes - 1 - c for c in used.tolist()]
-    infos = [r.classes[c] if c >= 0 else class_info(m.made[-1 - c], False, buffers) for c in origins]
-    recording = replace(r, classes=infos, call_class=number[call_class], call_width=call_width, operands=m.operands,
-                        heads=m.value_of[r.heads], call_count=call_count, call_first=call_first)
-    structure = Structure(recording, list(buffers), value_specs, call_entry, old.numbers, old.leaf_specs,
-                          m.value_of[old.viewed], m.value_of)
-    return Members(structure, origins, m.made)
-
-
-@njit(cache=True, nogil=True)
-def _describe(call_of, call_made, num_operands, value_of, num_values, of_made, is_list,  # type: ignore[no-untyped-def]
-              num_entries, old_class, old_entry, old_width, old_count, old_first, old_specs):
-    """Class, entry, width, length of the list and first row of each call, and the spec of each value."""
-    count = len(call_of)
-    call_class, call_entry = np.empty(count, np.int64), np.empty(count, np.int64)
-    call_width, call_count, call_first = old_width[call_of], old_count[call_of], old_first[call_of]
-    for i in range(count):
-        m = call_made[i]
-        if m < 0:
-            call_class[i], call_entry[i] = old_class[call_of[i]], old_entry[call_of[i]]
-        else:
-            call_class[i], call_entry[i], call_first[i] = of_made[m], num_entries + m, 0
-            call_count[i] = num_operands[i] if is_list[m] else 0
-    value_specs = np.empty(num_values, np.int64)
-    for v in range(len(value_of)):
-        if value_of[v] >= 0:
-            value_specs[value_of[v]] = old_specs[v]
-    return call_class, call_entry, call_width, call_count, call_first, value_specs
+    structure = log.structure_of(origins, all_made, m.call_entry, number[m.call_class], *m[2:-1], value_of=m.value_of)
+    return Members(structure, origins, all_made)

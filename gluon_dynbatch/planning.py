@@ -198,12 +198,10 @@ def _messages(g: Grouping, plans: list[Any], classes: list[ClassLayout], heads: 
     """Who answers whom: readers' messages first, then one for each head."""
     count = len(g.buffer_rows)
     read: list[list[Any]] = [[] for _ in range(count)]
-    sent: list[list[Any]] = [[] for _ in range(count)]
     free = [1] * count
 
     def answer(buffer: int, rows: Any) -> None:
         read[buffer].append(rows)
-        sent[buffer].append(free[buffer] + np.arange(len(rows)))
         free[buffer] += len(rows)
 
     for plan, part in zip(plans, classes):
@@ -214,4 +212,9 @@ def _messages(g: Grouping, plans: list[Any], classes: list[ClassLayout], heads: 
                 answer(place.buffer, place.rows.rows)
     for buffer in np.unique(heads.buffers).tolist():
         answer(buffer, heads.rows(buffer))
-    return [plan_messages(g.buffer_rows[b], read[b], sent[b], free[b], g.chunks[b]) for b in range(count)]
+    # (What answers a buffer stands one behind the other.)
+    return [plan_messages(g.buffer_rows[b], read[b], [np.arange(1, free[b])], free[b], g.chunks[b])
+            if g.buffer_rows[b] else _SILENCE for b in range(count)]
+
+
+_SILENCE = plan_messages(0, [], [], 1, np.zeros(1, np.int64))       # of a buffer without rows

@@ -291,19 +291,18 @@ class Recorder(Listener):
         entry, listed, lengths = known
         if listed is not None:
             operands = [operands[k] for k in listed.order]
-        result = entry.append(operands)
-        if result is RETRY:
+
+        def general(args: tuple[Any, ...]) -> Any:
             return self.record_vertex(identity, part, fn, title, args)
+
         forms = form_of(args) if listed is None else listed.forms
         if forms is not None and calls is self.calls:
-            def general(args: tuple[Any, ...]) -> Any:
-                return self.record_vertex(identity, part, fn, title, args)
-
             place = -1 if listed is None else listed.place
             hooks = (identity._forward_hooks, identity._forward_pre_hooks) if part is None else ()
-            self._go_short(calls, state, vertex_key(identity, part), forms, place, lengths, entry, operands, general,
-                           hooks)
-        return result
+            entry, operands = self._go_short(calls, state, vertex_key(identity, part), forms, place, lengths, entry,
+                                             operands, general, hooks)
+        result = entry.append(operands)
+        return general(args) if result is RETRY else result
 
     def _vertex_entry(self, calls: Calls, key: Any, identity: Any, part: Any, fn: Any, title: Any,
                       args: tuple[Any, ...]) -> tuple[Entry, ListCall | None, Any]:
@@ -328,8 +327,8 @@ class Recorder(Listener):
         return calls.new_entry(signature, self.recording, identity=(identity, part)), None, None
 
     def _go_short(self, calls: Calls, state: Any, vertex: Any, forms: Any, place: int, lengths: Any, entry: Entry,
-                  operands: list[LazyArray], general: Any, hooks: tuple[Any, ...]) -> None:
-        """Let the next call of this vertex with such arguments go the short way."""
+                  operands: list[LazyArray], general: Any, hooks: tuple[Any, ...]) -> tuple[Entry, list[LazyArray]]:
+        """Let the next call of this vertex with such arguments go the short way; and this one look like it."""
         signature = entry.signature
         key = (state, vertex, forms, signature.structure, len(entry.owners), place)
         entries = calls.forms.get(key)
@@ -338,15 +337,17 @@ class Recorder(Listener):
             table = calls.ways(state)[0]
             record = make_recorder(*key[2:])(calls, entries, table.get(vertex, general), general, lengths, hooks)
             if calls.sealed:                    # asked behind it: it may be bound to a log that nobody reads
-                return
+                return entry, operands
             table[vertex] = record
         fixed = forms if place < 0 else forms[:place] + forms[place + 1:]
         kinds = [form for form in flat_form(fixed) if form in (*KEYED, "i", "n")]
         if "i" in kinds:
             entry = calls.new_entry(signature, entry.cls.recorded, numbers=tuple(kind == "i" for kind in kinds))
+            operands[:len(kinds)] = [calls.number(x) if kind == "i" else x for x, kind in zip(operands, kinds)]
         owners = [owner_of(x) for x, kind in zip(operands, kinds) if kind in KEYED]
         owners += [owner_of(x) for x in operands[len(kinds):len(kinds) + signature.slots]]
         entries[tuple(owners)] = (entry.number, *entry.owners)
+        return entry, operands
 
     def _collect(self, x: Any, calls: Calls, operands: list[LazyArray], specs: list[Any]) -> None:
         """Append what stands for an argument, and to `specs` what makes the signature: specs, nesting, constants."""

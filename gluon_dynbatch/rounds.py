@@ -16,7 +16,8 @@ from numba import njit
 
 from cavs_core import offsets_of
 
-from .analyzer import Recording, Scan, column_of
+from .analyzer import Recording, Scan
+from .placing import column_of
 
 __all__ = ["Rounds", "find_rounds"]
 

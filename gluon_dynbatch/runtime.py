@@ -25,12 +25,13 @@ from .check import check_calls
 from .choose import choose_method, without_repeats
 from .costs.devices import place_of
 from .costs.weigh import cost_model, predict_ms
+from .logs import take_log
 from .merging import with_members
 from .methods import Method
 from .planning import Fill, plan_flush
 from .report import FlushReport
 from .results import Flushed, LeafName
-from .tables import Leaves, read_calls, recorded_bytes
+from .tables import Leaves, recorded_bytes
 from .values import DEVICES, ROW_SPECS, WIDTHS, as_array
 
 __all__ = ["run_calls"]
@@ -43,16 +44,16 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     scope = calls.recorder.scope
     stats = scope.stats
     start = time.perf_counter()
-    recorded = read_calls(calls)
-    context = DEVICES[recorded.value_specs[0]]
+    log = take_log(calls)
+    context = log.classes[0].signature.context
     later = place_of(runs_in_the_end(context, scope.config.backend), context)
     # On other devices a row more in a launch costs next to nothing.
     drops = (scope.config.drop_repeats and context.device_type == "cpu"
              and Method(scope.config.policy, scope.config.granularity).drops_repeats)
     # Policy "none" is there to see what every call by itself costs.
-    runs = with_members(recorded, drops, stats) if scope.config.policy != "none" else recorded
+    runs = with_members(log, drops, stats) if scope.config.policy != "none" else log.recorded()
     tables = without_repeats(runs) if drops else runs
-    sample = choose_method(scope.config, recorded.classes, tables, later)
+    sample = choose_method(scope.config, log.classes, tables, later)
     if not sample.method.drops_repeats:         # (what auto tries)
         tables = runs
     planned, sample.known = plan_flush(tables, sample.method, later)
@@ -77,8 +78,8 @@ def run_calls(calls: Any, reason: str) -> Flushed:
         stats.leaves_ms += (time.perf_counter() - stacking) * 1e3
         run = make_run(native, layout, plans, context, arrays, fills)
         # (Not the tables, which would be a ring.)
-        of_run, of_calls, extra = run.estimate(), recorded.recording, tables.extra_bytes
-        stats.estimates.append(lambda: of_run() + recorded_bytes(of_calls) + extra + planned.num_bytes)
+        of_run, extra = run.estimate(), recorded_bytes(len(log.words), log.known.num_values) + tables.num_bytes
+        stats.estimates.append(lambda: of_run() + extra + planned.num_bytes)
         run.forward()
     finished = time.perf_counter()
     note_seconds(plans, finished - analyzed)
@@ -91,8 +92,8 @@ def run_calls(calls: Any, reason: str) -> Flushed:
 
     flushed = Flushed(run, calls, tables, planned, note_backward)
     if scope.config.check:
-        check_calls(flushed, recorded)
-    sample.calls, sample.analyze_ms = len(recorded.call_entry), (analyzed - start) * 1e3
+        check_calls(flushed, log.recorded(), log.entries)
+    sample.calls, sample.analyze_ms = log.known.num_calls, (analyzed - start) * 1e3
     sample.ms += (finished - start) * 1e3
     stats.flushes += 1
     stats.calls += sample.calls

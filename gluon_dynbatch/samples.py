@@ -1,16 +1,14 @@
-"""Samples of a flush: found, known again, and put together. Pure: arrays in, arrays out; no device, no MXNet.
+"""What runs for a sample: its form, known again and put together. Pure: arrays in, arrays out; no device, no MXNet.
 
-A sample is a stretch of calls that read nothing of what was recorded before, and that nobody behind it reads. What it
-does is written down as its *code*, without a trace of where it stands: values are numbered from its first one, outside
-arrays by first appearance. Samples with the same code do the same, in whatever flush.
-
-What runs for a sample, once its operators are joined, is its *form*. A flush of samples whose forms are known is these
-forms one behind the other: a merge, with no look at its calls but to compare them.
+What runs for a sample (see `cutting`), once its operators are joined, is its *form*. A flush of samples whose forms are
+known is these forms one behind the other: a merge, with no look at its calls but to compare them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,30 +16,80 @@ from numba import njit
 
 from cavs_core import offsets_of
 
-__all__ = ["Cut", "Form", "Merged", "Parts", "any_reads", "cut_samples", "forms_of", "merge_forms", "starts_of_samples",
-           "take_samples"]
+from .cutting import Cut
+from .kinds import KIND, NAMED, NUM_OPERANDS, ROWS, SLOTS, KindTable
 
-BITS = 30           # of a word, that say which results somebody holds
+__all__ = ["Form", "Forms", "Merged", "Parts", "any_reads", "forms_of", "merge_forms", "take_samples"]
+
+# What a form begins with; then its kinds, its calls, their operands, the specs of its values, and where those are.
+NUM_CALLS, NUM_TOKENS, NUM_VALUES, NUM_RECORDED, NUM_KINDS, NUM_MADE, HEADER = range(7)
 
 
-@njit(cache=True, nogil=True)
-def starts_of_samples(indptr, producers):  # type: ignore[no-untyped-def]
-    """Where samples begin, and where the last one ends: int64 array, shape (samples + 1,).
+class Form(NamedTuple):
+    """What runs for a sample, without a trace of where the sample stands.
 
-    Call i reads results of the earlier calls producers[indptr[i]:indptr[i + 1]], or of nobody (-1).
+    Attributes
+    ----------
+    words : int32 numbers as bytes, so that forms are put together in one step
+        Counts; the kinds of its recorded calls; of each call its kind by its place among these (or -1 - the place of
+        its class in `made`), its rows, and the number of its operands; the operands: values by their number in the
+        form, then (-1, ..) the sample's leaves by first appearance, and its numbers; the spec of each value; and for
+        each value of the sample the value of the form, -1 where it is gone. The last part is missing where values are
+        what was recorded.
+    made : classes that were not recorded
+    is_recorded : whether calls run as they were recorded
     """
-    num_calls = len(indptr) - 1
-    starts = np.empty(num_calls + 1, np.int64)
-    count, lowest = 0, num_calls
-    starts[0] = num_calls
-    for i in range(num_calls - 1, -1, -1):          # what calls from i on read begins at `lowest`
-        for j in range(indptr[i], indptr[i + 1]):
-            if producers[j] >= 0:
-                lowest = min(lowest, producers[j])
-        if lowest >= i:
-            count += 1
-            starts[count] = i
-    return starts[:count + 1][::-1].copy()
+
+    words: bytes
+    made: tuple[Any, ...]
+    is_recorded: bool
+
+
+class Forms:
+    """Forms by the code of their samples: the last used ones, as many as fit into `max_bytes`.
+
+    Found by a checksum, and compared exactly.
+    """
+
+    def __init__(self, max_bytes: int):
+        self.max_bytes, self.num_bytes = max_bytes, 0
+        self._forms: OrderedDict[int, tuple[bytes, Form, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._forms)
+
+    def get(self, checksums: Sequence[int], codes: Sequence[bytes]) -> list[Form | None]:
+        """The form of each sample; None where it is not known."""
+        found: list[Form | None] = []
+        with self._lock:
+            for checksum, code in zip(checksums, codes):
+                known = self._forms.get(checksum)
+                if known is None or known[0] != code:
+                    found.append(None)
+                else:
+                    found.append(known[1])
+                    self._forms.move_to_end(checksum)
+        return found
+
+    def put(self, samples: Iterable[tuple[int, bytes, Form]]) -> None:
+        """Remember forms by checksum and code."""
+        with self._lock:
+            for checksum, code, form in samples:
+                size = 400 + len(code) + len(form.words) + 8 * len(form.made)
+                before = self._forms.pop(checksum, None)
+                if before is not None:
+                    self.num_bytes -= before[2]
+                if size <= self.max_bytes:
+                    self._forms[checksum] = code, form, size
+                    self.num_bytes += size
+            while self.num_bytes > self.max_bytes:
+                self.num_bytes -= self._forms.popitem(last=False)[1][2]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._forms.clear()
+            self.num_bytes = 0
 
 
 @njit(cache=True, nogil=True)
@@ -57,111 +105,7 @@ def any_reads(call_class, operand_offsets, value_offsets, operands, chosen):  # 
     return False
 
 
-class Cut(NamedTuple):
-    """A recording, cut into samples: of each array, where the part of every sample begins and the last one ends.
-
-    Attributes
-    ----------
-    starts, values, numbers : int64 arrays, shape (samples + 1,)
-        Its calls, its values, and those of its operands that are numbers.
-    codes, code_offsets : int32 array; int64 array, shape (samples + 1,)
-    leaves, leaf_offsets : int64 arrays
-        The other leaves that a sample reads, by first appearance.
-    """
-
-    starts: Any
-    values: Any
-    numbers: Any
-    codes: Any
-    code_offsets: Any
-    leaves: Any
-    leaf_offsets: Any
-
-    def keys(self) -> list[bytes]:
-        """The codes as keys of a table."""
-        data, ends = self.codes.tobytes(), (4 * self.code_offsets).tolist()
-        return [data[a:b] for a, b in zip(ends, ends[1:])]
-
-
-def cut_samples(call_entry: Any, offsets: tuple[Any, Any], operands: Any, kinds: Any, slots: Any, num_data: int,
-                leaf_specs: Any, held: Any) -> Cut:
-    """Find the samples, and write down what they do.
-
-    Parameters
-    ----------
-    call_entry : int64 array, the entry of each call
-    offsets : where the operands and the values of each call begin, `Recording.offsets`
-    operands : int64 array, tokens
-    kinds, slots : int64 arrays, shape (entries,)
-        A number that stands for the entry in all flushes; and how many operands an element of its list has, or 0.
-    num_data : leaves that are not numbers
-    leaf_specs : int64 array, what each leaf looks like
-    held : int64 array
-        Values that somebody needs for himself.
-    """
-    return Cut(*_cut(call_entry, *offsets, operands, kinds, slots, num_data, leaf_specs, held))
-
-
-@njit(cache=True, nogil=True)
-def _cut(call_entry, operand_offsets, value_offsets, operands, kinds, slots, num_data,  # type: ignore[no-untyped-def]
-         leaf_specs, held):
-    num_calls, num_values = len(call_entry), value_offsets[-1]
-    maker = np.empty(num_values, np.int64)
-    for i in range(num_calls):
-        for v in range(value_offsets[i], value_offsets[i + 1]):
-            maker[v] = i
-    producers = np.empty(len(operands), np.int64)
-    for j in range(len(operands)):
-        producers[j] = maker[operands[j]] if operands[j] >= 0 else -1
-    starts = starts_of_samples(operand_offsets, producers)
-    is_held = np.zeros(num_values, np.bool_)
-    is_held[held] = True
-    count = len(starts) - 1
-    numbers, code_offsets = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
-    leaves, leaf_offsets = np.empty(len(operands), np.int64), np.zeros(count + 1, np.int64)
-    codes = np.empty(2 * num_calls + 2 * len(operands) + num_values, np.int32)
-    seen, place = np.full(num_data, -1, np.int64), np.empty(num_data, np.int64)
-    end = num_leaves = num_numbers = 0
-    for k in range(count):
-        first_value, first_leaf = value_offsets[starts[k]], num_leaves
-        for i in range(starts[k], starts[k + 1]):
-            entry, some = call_entry[i], False
-            for v in range(value_offsets[i], value_offsets[i + 1]):
-                some |= is_held[v]
-            codes[end] = -1 - kinds[entry] if some else kinds[entry]
-            end += 1
-            if some:
-                word = 0
-                for v in range(value_offsets[i], value_offsets[i + 1]):
-                    bit = (v - value_offsets[i]) % BITS
-                    word |= np.int64(is_held[v]) << bit
-                    if bit == BITS - 1 or v + 1 == value_offsets[i + 1]:
-                        codes[end], word = word, 0
-                        end += 1
-            if slots[entry]:
-                codes[end] = operand_offsets[i + 1] - operand_offsets[i]
-                end += 1
-            for j in range(operand_offsets[i], operand_offsets[i + 1]):
-                token = operands[j]
-                if token >= 0:
-                    codes[end] = token - first_value
-                elif -1 - token >= num_data:        # (Which operands are numbers is the same in all calls of a kind.)
-                    num_numbers += 1
-                    continue
-                else:
-                    leaf = -1 - token
-                    if seen[leaf] != k:
-                        seen[leaf], place[leaf], leaves[num_leaves] = k, num_leaves - first_leaf, leaf
-                        num_leaves += 1
-                        codes[end] = -1 - place[leaf]
-                        end += 1
-                        codes[end] = leaf_specs[leaf]
-                    else:
-                        codes[end] = -1 - place[leaf]
-                end += 1
-        code_offsets[k + 1], leaf_offsets[k + 1], numbers[k + 1] = end, num_leaves, num_numbers
-    return starts, value_offsets[starts], numbers, codes[:end], code_offsets, leaves[:num_leaves], leaf_offsets
-
+# ---- some of the samples -----------------------------------------------------------------------------------------
 
 def take_samples(cut: Cut, chosen: Any, operands: Any, offsets: tuple[Any, Any]) -> tuple[Cut, Any, Any, Any]:
     """Some of the samples by themselves: cut, their calls, their operands with values numbered anew, and these numbers.
@@ -176,8 +120,8 @@ def take_samples(cut: Cut, chosen: Any, operands: Any, offsets: tuple[Any, Any])
     leaf_counts = np.diff(cut.leaf_offsets)[chosen]
     leaf_offsets = offsets_of(leaf_counts)
     places = np.arange(leaf_offsets[-1]) + np.repeat(cut.leaf_offsets[chosen] - leaf_offsets[:-1], leaf_counts)
-    part = Cut(starts, values, cut.numbers[chosen], cut.codes[:0], cut.code_offsets[:1], cut.leaves[places],
-               leaf_offsets)
+    part = Cut(starts, values, cut.numbers[chosen], cut.codes[:0], cut.code_offsets[:1], cut.checksums[chosen],
+               cut.leaves[places], leaf_offsets)
     return part, calls, tokens, value_of
 
 
@@ -204,33 +148,6 @@ def _take(starts, values, chosen, operands, operand_offsets, value_offsets):  # 
 
 # ---- forms -------------------------------------------------------------------------------------------------------
 
-class Form(NamedTuple):
-    """What runs for a sample, without a trace of where the sample stands.
-
-    Attributes
-    ----------
-    calls : int32 array, shape (calls, 3)
-        A recorded call (of several, one of them), by its number in the sample; the class that was made for it, by its
-        place in `made`, or -1 if the recorded call runs as it is; and the number of its operands.
-    operands : int32 array
-        Values by their number in the form; then the sample's leaves (-1, ..), by first appearance, and its numbers.
-    value_of : int32 array
-        Value of the sample -> value of the form, -1 where it is gone.
-    num_values : of the form
-    made : classes that were not recorded
-    """
-
-    calls: Any
-    operands: Any
-    value_of: Any
-    num_values: int
-    made: tuple[Any, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        return 400 + sum(a.nbytes for a in (self.calls, self.operands, self.value_of)) + 8 * len(self.made)
-
-
 class Parts(NamedTuple):
     """What runs for a flush, in an order of the run: what forms are cut from.
 
@@ -250,32 +167,34 @@ class Parts(NamedTuple):
     value_of: Any
 
 
-def forms_of(cut: Cut, parts: Parts, recorded_values: Any, num_data: int, made: Sequence[Any]) -> list[Form]:
+def forms_of(cut: Cut, parts: Parts, recorded: tuple[Any, Any, Any, Any], kinds: KindTable, num_data: int,
+             made: Sequence[Any]) -> list[Form]:
     """The form of each sample.
 
     Parameters
     ----------
-    recorded_values : int64 array, where the values of each recorded call begin
+    recorded : int64 arrays, of the recorded calls: entry and rows of each, where its values begin; and their specs
+    kinds : of the entries
     made : the classes that were made
     """
-    calls, operands, value_of, made_lists, *ends = _forms(
-        tuple(cut), tuple(parts), recorded_values, num_data, len(made))
-    call_ends, operand_ends, value_ends, made_ends = (part.tolist() for part in ends)
-    old_ends, made_lists, found = cut.values.tolist(), made_lists.tolist(), []
-    for k in range(len(cut.starts) - 1):            # (copies: a form shall not keep a whole flush)
-        found.append(Form(
-            calls[call_ends[k]:call_ends[k + 1]].copy(), operands[operand_ends[k]:operand_ends[k + 1]].copy(),
-            value_of[old_ends[k]:old_ends[k + 1]].copy(), value_ends[k + 1] - value_ends[k],
-            tuple([made[m] for m in made_lists[made_ends[k]:made_ends[k + 1]]])))
-    return found
+    words, ends, made_lists, made_ends, differs = _forms(
+        (cut.starts, cut.values, cut.numbers, cut.leaves, cut.leaf_offsets), tuple(parts), recorded, kinds.of(KIND),
+        num_data, len(made))
+    data, ends, differs = words.tobytes(), (4 * ends).tolist(), differs.tolist()
+    if not made:
+        return [Form(data[a:b], (), not other) for a, b, other in zip(ends, ends[1:], differs)]
+    made_ends, made_lists = made_ends.tolist(), made_lists.tolist()
+    lists = [tuple([made[m] for m in made_lists[a:b]]) for a, b in zip(made_ends, made_ends[1:])]
+    return [Form(data[a:b], mine, not other) for a, b, mine, other in zip(ends, ends[1:], lists, differs)]
 
 
 @njit(cache=True, nogil=True)
-def _forms(cut, parts, recorded_values, num_data, num_made):  # type: ignore[no-untyped-def]
-    starts, values, numbers, _, _, leaves, leaf_offsets = cut
+def _forms(cut, parts, recorded, kinds, num_data, num_made):  # type: ignore[no-untyped-def]
+    starts, values, numbers, leaves, leaf_offsets = cut
     call_made, operand_offsets, value_offsets, operands, value_of = parts
-    num_samples, num_calls = len(starts) - 1, len(call_made)
-    maker = np.empty(value_offsets[-1], np.int64)
+    old_entry, old_width, old_values, old_specs = recorded
+    num_samples, num_calls, num_values = len(starts) - 1, len(call_made), value_offsets[-1]
+    maker, specs = np.empty(num_values, np.int64), np.empty(num_values, np.int64)
     for i in range(num_calls):
         for v in range(value_offsets[i], value_offsets[i + 1]):
             maker[v] = i
@@ -283,55 +202,76 @@ def _forms(cut, parts, recorded_values, num_data, num_made):  # type: ignore[no-
     call_ends = np.zeros(num_samples + 1, np.int64)
     for k in range(num_samples):
         for i in range(starts[k], starts[k + 1]):
-            for v in range(recorded_values[i], recorded_values[i + 1]):
+            for v in range(old_values[i], old_values[i + 1]):
                 if value_of[v] >= 0:
                     call = maker[value_of[v]]
                     if sample_of[call] < 0:
                         call_ends[k + 1] += 1
-                    call_of[call], sample_of[call] = i, k
+                    call_of[call], sample_of[call], specs[value_of[v]] = i, k, old_specs[v]
     call_ends = np.cumsum(call_ends)
     at, by_sample = call_ends.copy(), np.empty(num_calls, np.int64)
     for i in range(num_calls):                      # by sample, in each as they run
         by_sample[at[sample_of[i]]] = i
         at[sample_of[i]] += 1
 
-    calls, tokens = np.empty((num_calls, 3), np.int32), np.empty(len(operands), np.int32)
-    new_value, new_value_of = np.empty(value_offsets[-1], np.int64), np.full(len(value_of), -1, np.int32)
-    made_lists, leaf_place = np.empty(num_calls, np.int64), np.empty(num_data, np.int64)
-    seen, place = np.full(num_made, -1, np.int64), np.empty(num_made, np.int64)
-    operand_ends, value_ends = np.zeros(num_samples + 1, np.int64), np.zeros(num_samples + 1, np.int64)
-    made_ends = np.zeros(num_samples + 1, np.int64)
-    end = all_values = num_lists = 0
+    words = np.empty(HEADER * num_samples + 4 * num_calls + len(operands) + num_values + values[-1], np.int32)
+    ends, made_ends = np.zeros(num_samples + 1, np.int64), np.zeros(num_samples + 1, np.int64)
+    made_lists, new_value = np.empty(num_calls, np.int64), np.empty(num_values, np.int64)
+    leaf_place = np.empty(num_data, np.int64)
+    seen_made, made_place = np.full(num_made, -1, np.int64), np.empty(num_made, np.int64)
+    seen_entry, entry_place = np.full(len(kinds), -1, np.int64), np.empty(len(kinds), np.int64)
+    end, num_lists, differs = 0, 0, np.empty(num_samples, np.bool_)
     for k in range(num_samples):
-        first_made, num_values, num_leaves = num_lists, 0, leaf_offsets[k + 1] - leaf_offsets[k]
+        header, first_made, count, num_leaves = end, num_lists, 0, leaf_offsets[k + 1] - leaf_offsets[k]
         for n in range(num_leaves):
             leaf_place[leaves[leaf_offsets[k] + n]] = n
+        end += HEADER
+        for row in range(call_ends[k], call_ends[k + 1]):
+            m, entry = call_made[by_sample[row]], old_entry[call_of[by_sample[row]]]
+            if m >= 0:
+                if seen_made[m] != k:
+                    seen_made[m], made_place[m], made_lists[num_lists] = k, num_lists - first_made, m
+                    num_lists += 1
+            elif seen_entry[entry] != k:
+                seen_entry[entry], entry_place[entry] = k, end - header - HEADER
+                words[end] = kinds[entry]
+                end += 1
+        words[header + NUM_KINDS], words[header + NUM_MADE] = end - header - HEADER, num_lists - first_made
+        tokens = end + 3 * (call_ends[k + 1] - call_ends[k])
         for row in range(call_ends[k], call_ends[k + 1]):
             i = by_sample[row]
             m = call_made[i]
-            if m >= 0 and seen[m] != k:
-                seen[m], place[m], made_lists[num_lists] = k, num_lists - first_made, m
-                num_lists += 1
-            calls[row, 0], calls[row, 1] = call_of[i] - starts[k], place[m] if m >= 0 else -1
-            calls[row, 2] = operand_offsets[i + 1] - operand_offsets[i]
+            words[end] = -1 - made_place[m] if m >= 0 else entry_place[old_entry[call_of[i]]]
+            words[end + 1], words[end + 2] = old_width[call_of[i]], operand_offsets[i + 1] - operand_offsets[i]
+            end += 3
             for j in range(operand_offsets[i], operand_offsets[i + 1]):
                 token = operands[j]
                 if token >= 0:
-                    tokens[end] = new_value[token]
+                    words[tokens] = new_value[token]
                 elif -1 - token >= num_data:
-                    tokens[end] = -1 - num_leaves - (-1 - token - num_data - numbers[k])
+                    words[tokens] = -1 - num_leaves - (-1 - token - num_data - numbers[k])
                 else:
-                    tokens[end] = -1 - leaf_place[-1 - token]
-                end += 1
+                    words[tokens] = -1 - leaf_place[-1 - token]
+                tokens += 1
             for v in range(value_offsets[i], value_offsets[i + 1]):
-                new_value[v] = num_values
-                num_values += 1
+                new_value[v] = count
+                count += 1
+        words[header + NUM_CALLS], words[header + NUM_TOKENS] = call_ends[k + 1] - call_ends[k], tokens - end
+        words[header + NUM_VALUES] = count
+        end = tokens
+        for row in range(call_ends[k], call_ends[k + 1]):
+            for v in range(value_offsets[by_sample[row]], value_offsets[by_sample[row] + 1]):
+                words[end] = specs[v]
+                end += 1
+        same = count == values[k + 1] - values[k]
         for v in range(values[k], values[k + 1]):
-            if value_of[v] >= 0:
-                new_value_of[v] = new_value[value_of[v]]
-        all_values += num_values
-        operand_ends[k + 1], value_ends[k + 1], made_ends[k + 1] = end, all_values, num_lists
-    return calls, tokens, new_value_of, made_lists, call_ends, operand_ends, value_ends, made_ends
+            words[end + v - values[k]] = new_value[value_of[v]] if value_of[v] >= 0 else -1
+            same &= words[end + v - values[k]] == v - values[k]
+        differs[k] = not same or num_lists > first_made
+        words[header + NUM_RECORDED] = 0 if same else values[k + 1] - values[k]
+        end += words[header + NUM_RECORDED]
+        ends[k + 1], made_ends[k + 1] = end, num_lists
+    return words[:end], ends, made_lists, made_ends, differs
 
 
 class Merged(NamedTuple):
@@ -339,56 +279,106 @@ class Merged(NamedTuple):
 
     Attributes
     ----------
-    call_of, call_made : int64 arrays, shape (calls,)
-        The recorded call of each, and the class that was made for it, by its place in `made`; -1 if there is none.
-    num_operands : int64 array, shape (calls,)
+    call_entry, call_class, call_width, call_count, call_first : int64 arrays, shape (calls,)
+        As in a structure. Classes that were made come behind those that were recorded, by their place in `made`, and
+        so do their entries.
     operands : int64 array, tokens
+    value_specs : int64 array
     value_of : int64 array
-        Recorded value -> value, -1 where it is gone.
-    num_values : of all forms
-    made : classes that were not recorded, each once
+        Recorded value -> value, -1 where it is gone. None if all are what was recorded.
     """
 
-    call_of: Any
-    call_made: Any
-    num_operands: Any
+    call_entry: Any
+    call_class: Any
+    call_width: Any
+    call_count: Any
+    call_first: Any
     operands: Any
+    value_specs: Any
     value_of: Any
-    num_values: int
-    made: list[Any]
 
 
-def merge_forms(cut: Cut, forms: Sequence[Form], num_data: int) -> Merged:
-    """The calls of all samples, in their order."""
-    place: dict[Any, int] = {}
-    made = [place.setdefault(m, len(place)) for form in forms for m in form.made]
-    sizes = [(len(form.calls), len(form.operands), form.num_values, len(form.made)) for form in forms]
-    offsets = np.zeros((len(forms) + 1, 4), np.int64)
-    np.cumsum(np.array(sizes, np.int64).reshape(-1, 4), axis=0, out=offsets[1:])
-    calls, operands, value_of = (np.concatenate(part) for part in list(zip(*forms))[:3])
-    return Merged(*_merge(tuple(cut), offsets, calls, operands, value_of, np.array(made, np.int64), num_data),
-                  int(offsets[-1, 2]), list(place))
+def merge_forms(cut: Cut, forms: Sequence[Form], kinds: KindTable, num_data: int, made: Sequence[int], made_class: Any,
+                made_slots: Any) -> Merged:
+    """The calls of all samples, in their order.
+
+    Parameters
+    ----------
+    kinds : of the entries
+    num_data : leaves that are not numbers
+    made : of the classes that forms have made, form after form, which they are
+    made_class, made_slots : int64 arrays, of these: number in the flush, and `ClassInfo.slots`
+    """
+    words = np.frombuffer(b"".join([form.words for form in forms]), np.int32)
+    of_kind = kinds.of(KIND)
+    by_kind = np.argsort(of_kind)
+    *merged, value_of, same = _merge(
+        words, (cut.values, cut.numbers, cut.leaves, cut.leaf_offsets), kinds.facts, kinds.starts, kinds.classes,
+        of_kind[by_kind], by_kind, np.array(made, np.int64), made_class, made_slots, num_data)
+    return Merged(*merged, None if same else value_of)
 
 
 @njit(cache=True, nogil=True)
-def _merge(cut, offsets, calls, operands, value_of, made, num_data):  # type: ignore[no-untyped-def]
-    starts, values, numbers, _, _, leaves, leaf_offsets = cut
-    call_of, call_made = np.empty(len(calls), np.int64), np.empty(len(calls), np.int64)
-    num_operands = np.empty(len(calls), np.int64)
-    tokens, new_value_of = np.empty(len(operands), np.int64), np.empty(len(value_of), np.int64)
-    for k in range(len(starts) - 1):
-        for i in range(offsets[k, 0], offsets[k + 1, 0]):
-            call_of[i], num_operands[i] = starts[k] + calls[i, 0], calls[i, 2]
-            call_made[i] = made[offsets[k, 3] + calls[i, 1]] if calls[i, 1] >= 0 else -1
-        num_leaves = leaf_offsets[k + 1] - leaf_offsets[k]
-        for j in range(offsets[k, 1], offsets[k + 1, 1]):
-            token = operands[j]
-            if token >= 0:
-                tokens[j] = offsets[k, 2] + token
-            elif -1 - token < num_leaves:
-                tokens[j] = -1 - leaves[leaf_offsets[k] - 1 - token]
+def _merge(words, cut, facts, entries, classes, sorted_kinds, by_kind, made,  # type: ignore[no-untyped-def]
+           made_class, made_slots, num_data):
+    values, numbers, leaves, leaf_offsets = cut
+    at = num_calls = num_tokens = num_values = 0
+    while at < len(words):
+        num_calls += words[at + NUM_CALLS]
+        num_tokens += words[at + NUM_TOKENS]
+        num_values += words[at + NUM_VALUES]
+        at += (HEADER + words[at + NUM_KINDS] + 3 * words[at + NUM_CALLS] + words[at + NUM_TOKENS]
+               + words[at + NUM_VALUES] + words[at + NUM_RECORDED])
+    call_entry, call_class = np.empty(num_calls, np.int64), np.empty(num_calls, np.int64)
+    call_width, call_count = np.empty(num_calls, np.int64), np.empty(num_calls, np.int64)
+    call_first, operands = np.empty(num_calls, np.int64), np.empty(num_tokens, np.int64)
+    specs, value_of = np.empty(num_values, np.int64), np.empty(values[-1], np.int64)
+    of_form = np.empty(len(entries), np.int64)
+    at = call = operand = first_value = first_made = 0
+    same = True
+    for k in range(len(values) - 1):
+        header, num_leaves = at, leaf_offsets[k + 1] - leaf_offsets[k]
+        at += HEADER
+        for n in range(words[header + NUM_KINDS]):
+            of_form[n] = by_kind[np.searchsorted(sorted_kinds, words[at + n])]
+        at += words[header + NUM_KINDS]
+        for _ in range(words[header + NUM_CALLS]):
+            if words[at] >= 0:
+                entry = of_form[words[at]]
+                kind = entries[entry]
+                call_entry[call], call_class[call], call_width[call] = entry, classes[entry], facts[kind + ROWS]
+                call_first[call], call_count[call] = facts[kind + NAMED], 0
+                if facts[kind + SLOTS]:
+                    call_count[call] = (words[at + 2] - facts[kind + NUM_OPERANDS]) // facts[kind + SLOTS]
             else:
-                tokens[j] = -1 - num_data - numbers[k] - (-1 - token - num_leaves)
-        for v in range(values[k], values[k + 1]):
-            new_value_of[v] = offsets[k, 2] + value_of[v] if value_of[v] >= 0 else -1
-    return call_of, call_made, num_operands, tokens, new_value_of
+                m = made[first_made - 1 - words[at]]
+                call_entry[call], call_class[call], call_width[call] = len(entries) + m, made_class[m], words[at + 1]
+                call_first[call], call_count[call] = 0, 0
+                if made_slots[m]:
+                    call_count[call] = words[at + 2] // made_slots[m]
+            at += 3
+            call += 1
+        first_made += words[header + NUM_MADE]
+        for n in range(at, at + words[header + NUM_TOKENS]):
+            token = words[n]
+            if token >= 0:
+                operands[operand] = first_value + token
+            elif -1 - token < num_leaves:
+                operands[operand] = -1 - leaves[leaf_offsets[k] - 1 - token]
+            else:
+                operands[operand] = -1 - num_data - numbers[k] - (-1 - token - num_leaves)
+            operand += 1
+        at += words[header + NUM_TOKENS]
+        for n in range(words[header + NUM_VALUES]):
+            specs[first_value + n] = words[at + n]
+        at += words[header + NUM_VALUES]
+        if words[header + NUM_RECORDED]:
+            same = False
+            for n in range(words[header + NUM_RECORDED]):
+                value_of[values[k] + n] = first_value + words[at + n] if words[at + n] >= 0 else -1
+            at += words[header + NUM_RECORDED]
+        else:
+            for n in range(words[header + NUM_VALUES]):
+                value_of[values[k] + n] = first_value + n
+        first_value += words[header + NUM_VALUES]
+    return call_entry, call_class, call_width, call_count, call_first, operands, specs, value_of, same

@@ -1,26 +1,25 @@
-"""The log of a flush becomes tables: calls, operands, leaves and heads as the analyzer reads them."""
+"""What runs in a flush as tables: calls, operands, leaves and heads as the analyzer reads them."""
 
 from __future__ import annotations
 
 import math
 import sys
-import threading
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from cavs_core import LazyArray, RunError, copy_arrays, need_gradient, offsets_of, view_of_data
+from cavs_core import LazyArray, copy_arrays, view_of_data
 
 from .analyzer import ClassInfo, Recording
-from .fastpath import FIRST, find_held
-from .plan_cache import PlanCache, checksum
+from .kinds import FIRST_WIDTH, LOOKS_UP, PURE, ROW_SPEC, KindTable
+from .plan_cache import checksum
 from .repeats import Distinct, Facts, Lookups
 from .values import BUFFERS, SPECS, WIDTHS, as_array
 
-__all__ = ["RECORDINGS", "Leaves", "Members", "Structure", "Tables", "class_info", "read_calls", "recorded_bytes"]
+__all__ = ["Leaves", "Members", "Structure", "Tables", "make_structure", "recorded_bytes"]
 
 
 class Leaves:
@@ -36,7 +35,7 @@ class Leaves:
         specs = self.specs[leaves].tolist()
         dtypes = {SPECS[s].dtype for s in specs}
         if len(dtypes) == 1:
-            sizes = _array([math.prod(SPECS[s].shape) for s in specs])
+            sizes = _array([_size(s) for s in specs])
             elements = np.empty(int(sizes.sum()), dtypes.pop())
             copy_arrays(arrays, sizes * elements.itemsize, elements)
         else:
@@ -117,8 +116,13 @@ class Members(NamedTuple):
     """
 
     structure: Structure
-    origins: list[int]
-    made: list[Any]
+    origins: Sequence[int]
+    made: Sequence[Any]
+
+    def classes_of(self, classes: Sequence[Any], wanted_params: Sequence[Any]) -> tuple[list[Any], tuple[Any, ...]]:
+        """The classes, and which of their parameters ask for a gradient, by what was recorded."""
+        return ([classes[c] if c >= 0 else self.made[-1 - c] for c in self.origins],
+                tuple([wanted_params[c] if c >= 0 else () for c in self.origins]))
 
 
 class Tables:
@@ -129,28 +133,23 @@ class Tables:
     structure : Structure; its arrays are here as well
     classes : CallClass of each class
     wanted_params : for each class and each of its parameters, whether it asks for a gradient
-    entries : Entry of each kind of calls
+    kinds : of the entries that were recorded
+    made : classes that were not recorded; as entries, they come behind the recorded ones
     leaves : Leaves
     """
 
-    def __init__(self, structure: Structure, classes: list[Any], wanted_params: Any, entries: list[Any],
-                 data: list[Any], parameters: dict[int, Any]):
-        self.structure, self.classes, self.wanted_params, self.entries = structure, classes, wanted_params, entries
+    def __init__(self, structure: Structure, classes: list[Any], wanted_params: Any, kinds: KindTable, data: list[Any],
+                 parameters: dict[int, Any], made: Sequence[Any] = ()):
+        self.structure, self.classes, self.wanted_params = structure, classes, wanted_params
+        self.kinds, self.made = kinds, made
         self.recording, self.buffers, self.value_specs = structure.recording, structure.buffers, structure.value_specs
         self.call_entry, self.viewed, self.value_of = structure.call_entry, structure.viewed, structure.value_of
         self.leaves = Leaves(data, structure.numbers, structure.leaf_specs, parameters)
 
     def with_structure(self, structure: Structure) -> Tables:
         """The tables of some of the calls."""
-        return Tables(structure, self.classes, self.wanted_params, self.entries, self.leaves.data,
-                      self.leaves.parameters)
-
-    def with_members(self, members: Members) -> Tables:
-        """The tables of what runs, where operators are joined."""
-        classes = [self.classes[c] if c >= 0 else members.made[-1 - c] for c in members.origins]
-        wanted = tuple([self.wanted_params[c] if c >= 0 else () for c in members.origins])
-        return Tables(members.structure, classes, wanted, [*self.entries, *members.made], self.leaves.data,
-                      self.leaves.parameters)
+        return Tables(structure, self.classes, self.wanted_params, self.kinds, self.leaves.data, self.leaves.parameters,
+                      self.made)
 
     def num_recorded(self, calls: Any) -> int:
         """How many recorded calls some calls stand for."""
@@ -158,17 +157,17 @@ class Tables:
         return int(np.where(parts, parts, self.recording.call_count[calls] - 1).sum())      # 0: a sum of several terms
 
     @property
-    def extra_bytes(self) -> int:
-        """What these tables take besides those of all calls; 0 if they are these."""
-        if self.value_of is None:
-            return 0
-        return _table_bytes(self.recording) + sum(a.nbytes for a in (self.value_of, self.value_specs, self.call_entry))
+    def num_bytes(self) -> int:
+        """What these tables take."""
+        own = (self.value_specs, self.call_entry, *(() if self.value_of is None else (self.value_of,)))
+        return _table_bytes(self.recording) + sum(a.nbytes for a in own)
 
     def repeat_facts(self) -> Facts:
         """What decides which calls repeat others."""
         known = self.structure
         if known.facts is None:
-            r, pure = self.recording, np.array([not e.signature.draws for e in self.entries], bool)
+            r = self.recording
+            pure = np.append(self.kinds.of(PURE), [not cls.signature.draws for cls in self.made]).astype(bool)
             lookups, known.looked_up = self._lookups()
             known.facts = Facts(self.call_entry, pure, r.call_count, r.call_first, r.operands, self.leaves.numbers,
                                 len(self.leaves.data), np.concatenate([r.heads, self.viewed]), lookups)
@@ -179,94 +178,78 @@ class Tables:
 
     def _lookups(self) -> tuple[Lookups, list[int]]:
         """The calls that look up one row for each number in an outside array; without the numbers, and these arrays."""
-        r, specs = self.recording, self.leaves.specs
-        starts, counts, tables = np.zeros((3, len(self.call_entry)), np.int64)
-        names_row = np.full(len(self.entries), -1, np.int64)
-        looks_up = np.array([e.signature.looks_up for e in self.entries], bool)
+        r, kinds, num_calls = self.recording, self.kinds, len(self.call_entry)
+        looks_up, names_row = kinds.of(LOOKS_UP), np.full(len(kinds.starts) + len(self.made), -1, np.int64)
         if not looks_up.any():
-            return Lookups(starts, counts, tables, np.zeros(0, np.int64), names_row), []
-        calls = np.flatnonzero(looks_up[self.call_entry])
-        index, table = (r.operands[r.offsets[0][calls] + k] for k in (0, 1))
-        calls = calls[(index < 0) & (index >= -len(self.leaves.data)) & (table < 0)]
-        index, table = (r.operands[r.offsets[0][calls] + k] for k in (0, 1))
-        sizes = _array([math.prod(SPECS[s].shape) for s in specs[-1 - index].tolist()])
-        whole = sizes == [WIDTHS[self.entries[e].owners[0].spec] for e in self.call_entry[calls].tolist()]
-        calls, index, table, sizes = (part[whole] for part in (calls, index, table, sizes))
-        known: dict[Any, int] = {}
-        pairs = zip(r.call_class[calls].tolist(), table.tolist())
-        starts[calls], counts[calls] = np.cumsum(sizes) - sizes, sizes
-        tables[calls] = [known.setdefault(pair, len(known)) for pair in pairs]
-        leaves = (-1 - index).tolist()
-        looks: dict[Any, int] = {}
-        for k, e in enumerate(self.entries):
-            if leaves and e.signature.alias >= 0 and WIDTHS[e.owners[0].spec] == 1:
-                names_row[k] = looks.setdefault((e.owners[0].spec, e.cls.number), 1 + len(looks))
-        return Lookups(starts, counts, tables, np.zeros(0, np.int64), names_row), leaves
+            return Lookups(*np.zeros((3, num_calls), np.int64), _NOTHING, names_row), []
+        sizes = _array([_size(s) for s in self.leaves.specs[:len(self.leaves.data)].tolist()])
+        # (What was made looks nothing up by itself.)
+        starts, counts, tables, leaves = _look_up(self.call_entry, r.call_class, r.offsets[0], r.operands, looks_up,
+                                                  kinds.of(FIRST_WIDTH), sizes, len(r.classes))
+        if len(leaves):
+            row_spec = kinds.of(ROW_SPEC)
+            named = np.flatnonzero(row_spec >= 0)
+            names_row[named] = 1 + row_spec[named] * (1 + kinds.classes.max()) + kinds.classes[named]
+        return Lookups(starts, counts, tables, _NOTHING, names_row), leaves.tolist()
 
 
-RECORDINGS = PlanCache(32 << 20)        # logs -> Structure
+_NOTHING = np.zeros(0, np.int64)
 
 
-def read_calls(calls: Any) -> Tables:
-    """Take the calls that are in the log by now; what only recording needs is dropped."""
-    # Copies, the log first: another thread may record one more call right now, which is not taken.
-    log = np.frombuffer(calls.log[:], np.int64)
-    held = find_held(calls.made)
-    entries, classes, specs = list(calls.entries), list(calls.classes), tuple(calls.leaf_spec)
-    data, viewed = calls.leaves[:len(specs)], frozenset(calls.viewed)
-    wanted_params = tuple([tuple([p.parameter.grad_req != "null" for p in cls.signature.params]) for cls in classes])
-    wanted = need_gradient(data) if any([cls.recorded for cls in classes]) else [False] * len(data)
-    # All that a structure depends on. (An owner's spec follows from the signature and the number of rows.)
-    key = (tuple([(e.signature, e.cls.number, e.rows, e.numbers) for e in entries]),
-           tuple([(cls.signature, cls.recorded) for cls in classes]), wanted_params, specs, calls.recorder.number_spec,
-           bytes(wanted), held.tobytes(), viewed, checksum(log))
-    known = RECORDINGS.get(key, [log])
-    if known is not None:
-        structure = known[1]
-    else:
-        structure = _read_structure(log, held, entries, classes, wanted_params, specs, calls.recorder.number_spec,
-                                    wanted, viewed)
-        if len(held) == len(structure.value_specs):
-            RECORDINGS.put(key, [log], structure, [cls.identity[0] for cls in classes if cls.identity is not None],
-                           2 * log.nbytes + structure.num_bytes)
-        elif threading.get_ident() == calls.recorder.thread:
-            # (On another thread it only means that one more call is being recorded right now.)
-            raise RunError("an exception (a signal's, a timeout's) interrupted the recording of a call and was caught "
-                           "inside the batching scope; let it leave the scope.")
-    calls.num_taken = len(structure.value_specs)
-    calls.forget()
-    of_parameters = calls.recorder.parameters
-    parameters = {k: of_parameters[id(x)][0] for k, x in enumerate(data) if id(x) in of_parameters}
-    return Tables(structure, classes, wanted_params, entries, data, parameters)
+@njit(cache=True, nogil=True)
+def _look_up(call_entry, call_class, operand_offsets, operands, looks_up, widths, sizes, num_classes):
+    starts, counts = np.zeros(len(call_entry), np.int64), np.zeros(len(call_entry), np.int64)
+    tables, leaves = np.zeros(len(call_entry), np.int64), np.empty(len(call_entry), np.int64)
+    found = at = 0
+    for i in range(len(call_entry)):
+        if call_entry[i] >= len(looks_up) or not looks_up[call_entry[i]]:
+            continue
+        index, table = -1 - operands[operand_offsets[i]], -1 - operands[operand_offsets[i] + 1]
+        if index < 0 or index >= len(sizes) or table < 0 or sizes[index] != widths[call_entry[i]]:
+            continue
+        starts[i], counts[i], tables[i], leaves[found] = at, sizes[index], table * num_classes + call_class[i], index
+        at += sizes[index]
+        found += 1
+    return starts, counts, tables, leaves[:found]
 
 
-def _read_structure(log: Any, held: Any, entries: list[Any], known: list[Any], wanted_params: Any,
-                    specs: Sequence[int], number_spec: int, wanted: list[bool], viewed: Iterable[int]) -> Structure:
-    num_data = len(specs)
-    call_entry, call_class, call_width, call_first, call_count, operands, numbers, value_specs = _read(
-        log, *_joined([e.numbers for e in entries]), _array([e.signature.slots for e in entries]),
-        *_joined([[o.spec for o in e.owners] for e in entries]), _array([e.cls.number for e in entries]),
-        _array([e.rows for e in entries]), _array([e.signature.alias for e in entries]), FIRST, num_data)
-    heads = np.flatnonzero(held[:len(value_specs)])
+@cache
+def _size(spec: int) -> int:
+    """How many elements such an array has."""
+    return math.prod(SPECS[spec].shape)
+
+
+def make_structure(classes: Sequence[Any], owns_wanted: Sequence[bool], calls: Sequence[Any], heads: Any, viewed: Any,
+                   value_of: Any, specs: Any, wanted: list[bool], numbers: Any, number_spec: int) -> Structure:
+    """The structure of some calls.
+
+    Parameters
+    ----------
+    classes, owns_wanted : of each class, CallClass and `ClassInfo.owns_wanted`
+    calls : entry, class, width, length of the list and first row of each; operands; spec of each value
+    heads, viewed, value_of : see `Recording` and `Structure`
+    specs, wanted : of the leaves that are no numbers
+    numbers, number_spec : those that stood in the log, and what they look like
+    """
+    call_entry, call_class, call_width, call_count, call_first, operands, value_specs = calls
     buffers: dict[int, int] = {}
-    classes = [class_info(cls, any(params), buffers) for cls, params in zip(known, wanted_params)]
-    leaf_specs = sorted(set(specs)) + [number_spec]         # numbers have one, the last
-    place = np.full(num_data + len(numbers), len(leaf_specs) - 1)
-    place[:num_data] = np.searchsorted(_array(leaf_specs[:-1]), specs)
-    leaf_wanted = np.zeros(len(place), bool)
+    infos = [_class_info(cls, wants, buffers) for cls, wants in zip(classes, owns_wanted)]
+    num_data = len(specs)
+    leaf_specs = np.full(num_data + len(numbers), number_spec)
+    leaf_specs[:num_data] = specs
+    looks = sorted({*specs.tolist(), number_spec})
+    place = np.searchsorted(_array(looks), leaf_specs)
+    leaf_wanted = np.zeros(len(leaf_specs), bool)
     leaf_wanted[:num_data] = wanted
     recording = Recording(
-        classes, call_class, call_width, operands, _array([_buffer(BUFFERS[s], buffers) for s in leaf_specs])[place],
-        _array([WIDTHS[s] for s in leaf_specs])[place], leaf_wanted, heads, call_count, call_first)
-    return Structure(recording, list(buffers), value_specs, call_entry, numbers, _array(leaf_specs)[place],
-                     _array(sorted(v for v in viewed if v < len(value_specs))))
+        infos, call_class, call_width, operands, _array([_buffer(BUFFERS[s], buffers) for s in looks])[place],
+        _array([WIDTHS[s] for s in looks])[place], leaf_wanted, heads, call_count, call_first)
+    return Structure(recording, list(buffers), value_specs, call_entry, numbers, leaf_specs, viewed, value_of)
 
 
-def recorded_bytes(r: Recording) -> int:
-    """About what recording takes: the log with its spare room, the one that is remembered, tokens, results, tables."""
-    log = len(r.call_class) + len(r.operands)
-    values = int(r.per_class(lambda c: len(c.output_widths))[r.call_class].sum())
-    return _table_bytes(r) + 32 * log + (_TOKEN + _RESULT) * values
+def recorded_bytes(num_words: int, num_values: int) -> int:
+    """About what recording takes: the log with its spare room, the one that is remembered, tokens and results."""
+    return 32 * num_words + (_TOKEN + _RESULT) * num_values
 
 
 def _table_bytes(r: Recording) -> int:
@@ -278,7 +261,7 @@ _TOKEN = sys.getsizeof(1 << 32) + 8             # an int, and its place in a lis
 _RESULT = sys.getsizeof(LazyArray()) + 16       # an array that stands for a result, and the collector's part
 
 
-def class_info(cls: Any, owns_wanted: bool, buffers: dict[int, int]) -> ClassInfo:
+def _class_info(cls: Any, owns_wanted: bool, buffers: dict[int, int]) -> ClassInfo:
     """What the analyzer knows of a class; buffers are numbered as they come."""
     signature = cls.signature
     operand_widths, output_widths, numbers = signature.rows
@@ -294,61 +277,3 @@ def _buffer(number: int, buffers: dict[int, int]) -> int:
 
 def _array(values: Sequence[int]) -> Any:
     return np.array(values, np.int64)
-
-
-def _joined(parts: Sequence[Sequence[int]]) -> tuple[Any, Any]:
-    """Parts one behind the other, and where each begins."""
-    return _array([x for part in parts for x in part]), offsets_of(_array([len(part) for part in parts]))
-
-
-@njit(cache=True, nogil=True)
-def _read(log, is_number, operand_offsets, slots, output_specs, output_offsets, classes, rows, aliases, first,
-          num_data):
-    """Go through the log once to count, and once more to read it."""
-    num_calls = num_numbers = num_values = num_operands = at = 0
-    while at < len(log):
-        entry = log[at]
-        num_calls += 1
-        num_values += output_offsets[entry + 1] - output_offsets[entry]
-        for k in range(operand_offsets[entry], operand_offsets[entry + 1]):
-            num_numbers += is_number[k]
-        of_call = operand_offsets[entry + 1] - operand_offsets[entry]
-        at += 1
-        if slots[entry]:                # the length of a list stands before the operands
-            of_call += slots[entry] * log[at]
-            at += 1
-        num_operands += of_call
-        at += of_call
-    call_entry, call_count = np.empty(num_calls, np.int64), np.zeros(num_calls, np.int64)
-    call_class, call_width = np.empty(num_calls, np.int64), np.empty(num_calls, np.int64)
-    call_first = np.empty(num_calls, np.int64)
-    operands = np.empty(num_operands, np.int64)
-    numbers = np.empty(num_numbers, np.int64)
-    value_specs = np.empty(num_values, np.int64)
-    at = value = operand = number = 0
-    for i in range(num_calls):
-        entry = call_entry[i] = log[at]
-        call_class[i], call_width[i], call_first[i] = classes[entry], rows[entry], aliases[entry]
-        at += 1
-        if slots[entry]:
-            call_count[i] = log[at]
-            at += 1
-        for k in range(operand_offsets[entry], operand_offsets[entry + 1]):
-            x = log[at]
-            if is_number[k]:
-                numbers[number] = x
-                operands[operand] = -1 - num_data - number
-                number += 1
-            else:
-                operands[operand] = x - first if x >= 0 else x
-            operand += 1
-            at += 1
-        for _ in range(call_count[i] * slots[entry]):
-            x = log[at]
-            operands[operand] = x - first if x >= 0 else x
-            operand += 1
-            at += 1
-        for k in range(output_offsets[entry], output_offsets[entry + 1]):
-            value_specs[value] = output_specs[k]
-            value += 1
-    return call_entry, call_class, call_width, call_first, call_count, operands, numbers, value_specs

@@ -50,8 +50,7 @@ def _fresh_seed_and_device():
         sys.modules["gluon_dynbatch.joining"].HABITS.clear()
         sys.modules["gluon_dynbatch.sums"].SUM_ROLES.clear()
         sys.modules["gluon_dynbatch.merging"].FORMS.clear()
-        sys.modules["gluon_dynbatch.merging"].MEMBERS.clear()
-        sys.modules["gluon_dynbatch.tables"].RECORDINGS.clear()
+        sys.modules["gluon_dynbatch.logs"].RECORDINGS.clear()
     mx.random.seed(7)
     np.random.seed(7)
     with test_context():

@@ -8,7 +8,7 @@ from gluon_check import repeats_always_pay
 
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, gluon, mx
-from gluon_dynbatch import tables
+from gluon_dynbatch import logs
 from gluon_dynbatch.plan_cache import PlanCache
 
 nd = mx.nd
@@ -38,9 +38,9 @@ WORDS = [[1, 2, 3], [1, 2], [4, 1, 2]]
 def read(monkeypatch):
     """The logs that were read, and not known; the table of those that are is new. Leaving out repeats always pays."""
     repeats_always_pay(monkeypatch)
-    found, whole = [], tables._read_structure
-    monkeypatch.setattr(tables, "RECORDINGS", PlanCache())
-    monkeypatch.setattr(tables, "_read_structure", lambda log, *rest: found.append(log) or whole(log, *rest))
+    found, whole = [], logs._walk
+    monkeypatch.setattr(logs, "RECORDINGS", PlanCache())
+    monkeypatch.setattr(logs, "_walk", lambda log, *rest: found.append(log) or whole(log, *rest))
     return found
 
 
@@ -172,15 +172,16 @@ def test_a_view_is_not_the_same_as_a_slice(read):
 
 def test_what_is_remembered_is_bounded(monkeypatch):
     cell, first = make_cell(), nd.ones((1, 4))
-    monkeypatch.setattr(tables, "RECORDINGS", PlanCache(max_bytes=20_000))
+    monkeypatch.setattr(logs, "RECORDINGS", PlanCache(max_bytes=20_000))
     for k in range(40):
         run(cell, first, [[k % 9] * (1 + k)])
-    assert 0 < len(tables.RECORDINGS) < 40 and tables.RECORDINGS.num_bytes <= 20_000
+    assert 0 < len(logs.RECORDINGS) < 40 and logs.RECORDINGS.num_bytes <= 20_000
 
 
 def test_a_structure_counts_what_it_holds(read):
     run(make_cell(), nd.ones((1, 4)), WORDS * 50)
-    (arrays, structure, size, _), = tables.RECORDINGS._plans.values()
+    (arrays, known, size, _), = logs.RECORDINGS._plans.values()
+    structure = known.structure
     held = [*arrays, *structure.arrays, structure.call_entry, structure.numbers, structure.leaf_specs]
     held += [a for a in (*structure.facts[:6], *structure.facts.lookups) if not any(a is b for b in held)]
     assert sum(a.nbytes for a in held) <= size
@@ -190,10 +191,10 @@ def test_recordings_go_with_their_blocks(read):
     cell = make_cell()
     for _ in range(2):
         run(cell, nd.ones((1, 4)))
-    assert len(tables.RECORDINGS)
+    assert len(logs.RECORDINGS)
     del cell
     gc.collect()
-    assert len(tables.RECORDINGS) == 0 and tables.RECORDINGS.num_bytes == 0
+    assert len(logs.RECORDINGS) == 0 and logs.RECORDINGS.num_bytes == 0
 
 
 def test_an_equal_structure_is_compared_once(read):
@@ -203,7 +204,7 @@ def test_an_equal_structure_is_compared_once(read):
     run(cell, first, drop_repeats=False)
     other = [[5, 6, 7], [8, 0], [3, 3, 3]]
     assert run(cell, first, other, drop_repeats=False)[3].stats.cache_hits == 1
-    known = [s for _, s, _, _ in tables.RECORDINGS._plans.values()][-2:]
+    known = [known.members.structure for _, known, _, _ in logs.RECORDINGS._plans.values()][-2:]
     assert known[0] is not known[1]
     assert all(a is b for a, b in zip(known[0].arrays, known[1].arrays))
 

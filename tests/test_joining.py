@@ -18,11 +18,11 @@ from gluon_dynbatch.analyzer import problem_of, scan
 from gluon_dynbatch.coarse import INSIDE, Face, coarsen, compositions_of, merged
 from gluon_dynbatch.compositions import COMPOSED
 from gluon_dynbatch.joining import MOST_PARTS, Habits, find_groups
+from gluon_dynbatch.logs import RECORDINGS
 from gluon_dynbatch.members import MOST_REPEATS, MOST_ROLES
-from gluon_dynbatch.merging import FORMS, MEMBERS
+from gluon_dynbatch.merging import FORMS
 from gluon_dynbatch.planning import PLANS
 from gluon_dynbatch.policies import POLICIES, check_plan
-from gluon_dynbatch.tables import RECORDINGS
 
 nn, rnn = gluon.nn, gluon.rnn
 MODELS = {**gluon_models.MODELS, **gluon_sequences.MODELS}
@@ -487,11 +487,11 @@ def test_joined_launches_need_fewer_kernels(monkeypatch):
     for joins in (True, False):
         if not joins:
             monkeypatch.setattr(merging, "find_groups", lambda *_: None)
-            for table in (PLANS, RECORDINGS, FORMS, MEMBERS):
+            for table in (PLANS, RECORDINGS, FORMS):
                 table.clear()
         _, scope = steps(partial(gdb.batching, granularity="op", policy="depth", backend="native"), net, samples)
         found.append(len({source for _, part in scope.flushes[0].kernels() for source in part}))
-    for table in (PLANS, RECORDINGS, FORMS, MEMBERS):
+    for table in (PLANS, RECORDINGS, FORMS):
         table.clear()           # of what is not joined
     assert 0 < found[0] < found[1]
 

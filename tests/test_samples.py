@@ -15,14 +15,46 @@ from test_joining import Joined, Mlp, _call, rows
 
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, mx
-from gluon_dynbatch import merging
+from gluon_dynbatch import logs, merging
 from gluon_dynbatch.analyzer import scan
-from gluon_dynbatch.samples import Parts, cut_samples, forms_of, merge_forms, take_samples
+from gluon_dynbatch.cutting import cut_log
+from gluon_dynbatch.kinds import KindTable
+from gluon_dynbatch.samples import HEADER, NUM_KINDS, Form, Forms, Parts, forms_of, merge_forms, take_samples
 
 MOST_LEAVES = 4         # of a sample
+FIRST = 1 << 32         # token of the first value
 
 
 # ---- recordings by hand and drawn ------------------------------------------------------------
+
+
+def kinds_of(classes, numbers=()):
+    """Each class as an entry; `numbers` are for each class the operands that are numbers."""
+    words, starts = [], []
+    for c, info_ in enumerate(classes):
+        fixed, outputs = len(info_.operand_widths) - info_.slots, len(info_.output_widths)
+        are_numbers = [k in (numbers[c] if numbers else ()) for k in range(fixed)]
+        mine = [fixed, info_.slots, sum(are_numbers), outputs, 1, 0 if info_.alias else -1, 1, 0, -1, 1,
+                *[0] * outputs, *are_numbers]
+        starts.append(len(words))
+        words += [7 + c, 2 + len(mine), *mine]
+    return KindTable(np.array(words, np.int64), np.array(starts, np.int64), np.arange(len(classes)))
+
+
+def log_of(classes, calls):
+    """Calls, (class, tokens) each, as they stand in a log."""
+    words = []
+    for c, tokens in calls:
+        fixed = len(classes[c].operand_widths) - classes[c].slots
+        count = [(len(tokens) - fixed) // classes[c].slots] if classes[c].slots else []
+        words += [c, *count, *[t + FIRST if t >= 0 else t for t in tokens]]
+    return np.array(words, np.int64)
+
+
+def cut_calls(classes, calls, num_leaves, heads, specs=None):
+    num_values = sum(len(classes[c].output_widths) for c, _ in calls)
+    specs = np.zeros(num_leaves, np.int64) if specs is None else np.array(specs)
+    return cut_log(log_of(classes, calls), kinds_of(classes), FIRST, specs, np.isin(np.arange(num_values), heads))[0]
 
 
 class Batch:
@@ -42,12 +74,17 @@ class Batch:
             values += sum(len(classes[c].output_widths) for c, _ in steps)
         self.calls, self.heads, self.num_leaves = calls, heads, 1 + MOST_LEAVES * len(samples)
         self.r = recording(classes, calls, self.num_leaves, heads=heads)
-        self.kinds = 7 + np.arange(len(classes))
+        self.kinds = kinds_of(classes)
         self.cut = self.cut_of(self.r)
 
     def cut_of(self, r):
-        return cut_samples(r.call_class, r.offsets, r.operands, self.kinds, r.per_class(lambda c: c.slots),
-                           self.num_leaves, np.zeros(self.num_leaves, np.int64), r.heads)
+        ends = r.offsets[0].tolist()
+        tokens = [r.operands[a:b].tolist() for a, b in zip(ends, ends[1:])]
+        return cut_calls(self.classes, list(zip(r.call_class.tolist(), tokens)), self.num_leaves, r.heads)
+
+    def as_recorded(self, r):
+        """What `forms_of` asks of recorded calls."""
+        return r.call_class, r.call_width, r.offsets[1], np.zeros(int(r.offsets[1][-1]), np.int64)
 
     def values(self):
         """What every call makes, from the recording."""
@@ -64,31 +101,50 @@ def joined_forms(batch):
     if done.coarse is None:
         whole = np.arange(batch.r.offsets[1][-1])
         parts = Parts(np.full(len(batch.calls), -1), *batch.r.offsets, batch.r.operands, whole)
-        return forms_of(batch.cut, parts, batch.r.offsets[1], batch.num_leaves, [])
+        return forms_of(batch.cut, parts, batch.as_recorded(batch.r), batch.kinds, batch.num_leaves, [])
     r, origins = done.coarse.recording, np.array(done.coarse.origins)
-    made = [lambda xs, c=c: done._coarse_call(c, xs) for c in np.flatnonzero(origins < 0).tolist()]
+    made = []
+    for c in np.flatnonzero(origins < 0).tolist():
+        made.append(lambda xs, c=c: done._coarse_call(c, xs))
+        made[-1].count = len(r.classes[c].operand_widths)
     parts = Parts(np.where(origins < 0, -1 - origins, -1)[r.call_class], *r.offsets, r.operands, done.coarse.value_of)
-    return forms_of(batch.cut, parts, batch.r.offsets[1], batch.num_leaves, made)
+    return forms_of(batch.cut, parts, batch.as_recorded(batch.r), batch.kinds, batch.num_leaves, made)
 
 
-def run_merged(batch, merged):
+def merge(batch, forms):
+    """The merged calls, and the functions that were made for some of them."""
+    place = {}
+    which = [place.setdefault(m, len(place)) for form in forms for m in form.made]
+    num_classes = len(batch.classes)
+    return merge_forms(batch.cut, forms, batch.kinds, batch.num_leaves, which, num_classes + np.arange(len(place)),
+                       np.zeros(len(place), np.int64)), list(place)
+
+
+def run_merged(batch, merged, functions):
     """What the merged calls make."""
-    made, at = [], 0
-    for call, m, count in zip(merged.call_of.tolist(), merged.call_made.tolist(), merged.num_operands.tolist()):
-        tokens = merged.operands[at:at + count].tolist()
-        assert all(t < len(made) for t in tokens), "an operand is made before it is read"
+    made, at, num_classes = [], 0, len(batch.classes)
+    for c, entry, count in zip(*[a.tolist() for a in (merged.call_class, merged.call_entry, merged.call_count)]):
+        assert c == entry
+        info_ = batch.classes[c] if c < num_classes else None
+        rest, start = merged.operands[at:], len(made)
+        # (A made class has as many operands as its function takes: found by what is behind it.)
+        count = functions[c - num_classes].count if info_ is None else (
+            len(info_.operand_widths) - info_.slots + count * info_.slots)
+        tokens = rest[:count].tolist()
+        assert all(t < start for t in tokens), "an operand is made before it is read"
         xs = [made[t] if t >= 0 else 10 - t for t in tokens]
-        made += merged.made[m](xs) if m >= 0 else _call(batch.r, int(batch.r.call_class[call]), xs)
+        made += functions[c - num_classes](xs) if info_ is None else _call(batch.r, c, xs)
         at += count
-    assert at == len(merged.operands) and len(made) == merged.num_values
+    assert at == len(merged.operands) and len(made) == len(merged.value_specs)
     return made
 
 
 def check_merged(batch, forms):
-    want, merged = batch.values(), merge_forms(batch.cut, forms, batch.num_leaves)
-    got = run_merged(batch, merged)
-    assert all(got[new] == want[old] for old, new in enumerate(merged.value_of.tolist()) if new >= 0)
-    assert (merged.value_of[batch.heads] >= 0).all()
+    want, (merged, functions) = batch.values(), merge(batch, forms)
+    got = run_merged(batch, merged, functions)
+    value_of = np.arange(len(want)) if merged.value_of is None else merged.value_of
+    assert all(got[new] == want[old] for old, new in enumerate(value_of.tolist()) if new >= 0)
+    assert (value_of[batch.heads] >= 0).all()
 
 
 ROW, PAIR, TWO = info(split=(True,)), info(operands=2, split=(True, True)), info(outputs=2, split=(True,))
@@ -116,9 +172,7 @@ def test_another_structure_has_another_code(other):
 
 def test_lists_of_other_lengths_and_many_held_results():
     def key(terms, held=()):
-        calls = [(0, [-2])] * 40 + [(4, list(range(terms)))]
-        r = recording(CLASSES, [(c, 1, tokens) for c, tokens in calls], 5, heads=held)
-        return Batch(CLASSES, [(CHAIN, [])]).cut_of(r)
+        return cut_calls(CLASSES, [(0, [-2])] * 40 + [(4, list(range(terms)))], 5, held)
     assert key(3).keys() != key(4).keys()
     wide = [info(outputs=70, split=(True,))]
     codes = {bytes(Batch(wide, [([(0, [-1])], held)]).cut.codes) for held in ([], [0], [29], [30], [60], [0, 69])}
@@ -126,22 +180,42 @@ def test_lists_of_other_lengths_and_many_held_results():
 
 
 def test_leaves_of_other_looks_are_other_leaves():
-    r = recording([ROW], [(0, 1, [-1])], 1)
-    keys = [cut_samples(r.call_class, r.offsets, r.operands, np.array([3]), np.array([0]), 1, np.array([spec]),
-                        r.heads).keys() for spec in (5, 6)]
+    keys = [cut_calls([ROW], [(0, [-1])], 1, [], [spec]).keys() for spec in (5, 6)]
     assert keys[0] != keys[1]
 
 
 def test_numbers_of_a_sample_are_found_again():
-    """Leaves behind the data are numbers, each read once, in recorded order."""
-    r = recording([ROW, PAIR], [(0, 1, [-2]), (1, 1, [0, -3]), (0, 1, [-4]), (1, 1, [2, -5])], 5)
-    cut = cut_samples(r.call_class, r.offsets, r.operands, np.array([0, 1]), np.zeros(2, np.int64), 1,
-                      np.zeros(5, np.int64), np.array([1, 3]))
-    assert cut.keys()[0] == cut.keys()[1] and cut.numbers.tolist() == [0, 2, 4]
+    """Numbers stand in the log as they are; as leaves they come behind the data, in recorded order."""
+    classes = [ROW, PAIR]
+    kinds = kinds_of(classes, [(0,), (1,)])
+    log = np.array([0, 30, 1, FIRST, -4, 0, 5, 1, FIRST + 2, 6], np.int64)
+    held = np.array([False, True, False, True])
+    cut, numbers = cut_log(log, kinds, FIRST, np.zeros(1, np.int64), held)
+    assert cut.keys()[0] == cut.keys()[1] and cut.numbers.tolist() == [0, 2, 4] and numbers.tolist() == [30, -4, 5, 6]
+    r = recording(classes, [(0, 1, [-2]), (1, 1, [0, -3]), (0, 1, [-4]), (1, 1, [2, -5])], 5)
     parts = Parts(np.full(4, -1), *r.offsets, r.operands, np.arange(4))
-    first, second = forms_of(cut, parts, r.offsets[1], 1, [])
-    assert first.operands.tolist() == second.operands.tolist() == [-1, 0, -2]
-    assert merge_forms(cut, [first, first], 1).operands.tolist() == r.operands.tolist()
+    known = forms_of(cut, parts, (r.call_class, r.call_width, r.offsets[1], np.zeros(4, np.int64)), kinds, 1, [])
+    assert known[0] == known[1] and known[0].is_recorded
+    none = np.zeros(0, np.int64)
+    assert merge_forms(cut, known, kinds, 1, [], none, none).operands.tolist() == r.operands.tolist()
+
+
+def test_a_sample_is_all_that_stands_between_what_reads_each_other():
+    calls = [(0, [-2]), (0, [-3]), (0, [-2]), (1, [0, 2]), (0, [-1]), (0, [4])]
+    assert cut_calls(CLASSES, calls, 4, []).starts.tolist() == [0, 4, 6]
+
+
+def test_forms_with_one_checksum_are_told_apart():
+    forms, a, b = Forms(10_000), Form(b"a", (), True), Form(b"b", (), True)
+    forms.put([(5, b"code of a", a)])
+    assert forms.get([5, 5], [b"code of a", b"code of b"]) == [a, None]
+    forms.put([(5, b"code of b", b)])
+    assert forms.get([5, 5], [b"code of a", b"code of b"]) == [None, b] and len(forms) == 1
+    before = forms.num_bytes
+    forms.put([(5, b"code of b", b), (6, bytes(20_000), a)])        # the second is too large to be kept
+    assert forms.num_bytes == before and len(forms) == 1
+    forms.clear()
+    assert forms.num_bytes == len(forms) == 0
 
 
 def test_no_calls():
@@ -183,7 +257,7 @@ def test_a_new_mixture_of_known_samples_computes_the_same(drawn):
         r = second.r.of_calls(calls, operands, number)
         assert second.cut_of(r).keys() == [second.cut.keys()[k] for k in new]
         parts = Parts(np.full(len(calls), -1), *r.offsets, r.operands, np.arange(r.offsets[1][-1]))
-        for k, form in zip(new, forms_of(cut, parts, r.offsets[1], second.num_leaves, [])):
+        for k, form in zip(new, forms_of(cut, parts, second.as_recorded(r), second.kinds, second.num_leaves, [])):
             found[k] = form
     check_merged(second, found)
 
@@ -192,7 +266,9 @@ def test_the_property_catches_a_wrong_form():
     batch, known = whole([(CHAIN, [2]), (FORK, [4])])
     forms = [known[key] for key in batch.cut.keys()]
     check_merged(batch, forms)
-    forms[1].operands[0] = -2               # a number, of which there are none
+    words = np.frombuffer(forms[1].words, np.int32).copy()
+    words[HEADER + words[NUM_KINDS] + 3 * words[0]] = -2       # its first operand: a number, of which there are none
+    forms[1] = forms[1]._replace(words=words.tobytes())
     with pytest.raises((AssertionError, IndexError)):
         check_merged(batch, forms)
 
@@ -221,7 +297,7 @@ def test_known_samples_in_new_mixtures_same_as_loop(name, dtype, backend, monkey
     rng, size = random.Random(3), max(2, len(known) // 2)
     for policy in ("depth", "agenda", "cost", "auto", "depth", "cost"):         # habits are learned on the way
         train(net, case.loss, known, granularity="op", policy=policy, backend=backend)
-        merging.MEMBERS.clear()
+        logs.RECORDINGS.clear()
     monkeypatch.setattr(merging, "_analyze", None)
     for policy in ("depth", "agenda", "cost", "auto"):
         mixture = rng.sample(known, size)
@@ -241,7 +317,7 @@ def settle(net, samples, count=5):
         with autograd.record(), gdb.batching(granularity="op", policy="depth") as scope:
             losses = [net(*sample).sum() for sample in samples]
         autograd.backward(losses)
-        merging.MEMBERS.clear()
+        logs.RECORDINGS.clear()
     return scope
 
 
@@ -266,7 +342,7 @@ def test_results_that_are_held_make_another_sample():
         for (x,), loss in zip(samples, losses):
             np.testing.assert_allclose(loss.asnumpy(), net(x).sum().asnumpy(), rtol=1e-5, atol=1e-6)
         assert scope.stats.sample_hits + scope.stats.sample_misses == 3
-        merging.MEMBERS.clear()
+        logs.RECORDINGS.clear()
 
 
 def test_forms_hold_no_model():
@@ -289,7 +365,7 @@ def test_a_new_model_of_the_same_kind_takes_the_forms_of_the_old_one():
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(merging, "FORMS", merging.PlanCache(4000))
+    monkeypatch.setattr(merging, "FORMS", Forms(4000))
     net = Mlp()
     net.initialize(mx.init.Normal(0.4))
     for n in range(1, 12):
@@ -297,14 +373,110 @@ def test_what_is_remembered_is_bounded(monkeypatch):
             with gdb.batching(granularity="op", policy="depth"):
                 for _ in range(n):
                     x = mx.nd.tanh(x) * 2 + n
-            merging.MEMBERS.clear()
+            logs.RECORDINGS.clear()
     assert 0 < len(merging.FORMS) < 11 and merging.FORMS.num_bytes <= 4000
 
 
-def test_marked_blocks_alone_are_not_cut():
-    cell = gdb.vertex(mx.gluon.nn.Dense(4, in_units=4))
-    cell.initialize()
+# ---- marked cells ----------------------------------------------------------------------------
+
+
+class Chain(mx.gluon.Block):
+    """A marked cell along the words of a sample: word ids stand in the log as they are."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.cell = gdb.vertex(Step())
+
+    def forward(self, words, first):
+        h = first
+        for word in words:
+            h = self.cell(word, h)
+        return h.sum()
+
+
+class Step(mx.gluon.HybridBlock):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.embed = mx.gluon.nn.Embedding(20, 4)
+            self.dense = mx.gluon.nn.Dense(4, in_units=4)
+
+    def hybrid_forward(self, F, word, h):
+        return F.tanh(self.embed(word).reshape((1, 4)) + self.dense(h))
+
+
+def marked_step(net, samples, **scope):
+    first = mx.nd.ones((1, 4))
+    with autograd.record(), gdb.batching(policy="depth", **scope) if scope else autograd.pause(True) as done:
+        with autograd.record():
+            losses = [net(words, first) for words in samples]
+    autograd.backward(losses)
+    return [x.asnumpy() for x in losses] + [p.grad().asnumpy() for p in net.collect_params().values()], done
+
+
+def make_chain():
+    net = Chain()
+    net.initialize(mx.init.Normal(0.4))
+    return net
+
+
+def test_samples_of_marked_cells_are_not_looked_for():
+    """Reading their log takes less."""
+    scope = marked_step(make_chain(), [[1, 2], [3]], granularity="vertex")[1]
+    assert scope.stats.sample_hits == scope.stats.sample_misses == 0 and "samples known" not in scope.explain()
+
+
+@pytest.fixture
+def looked_for(monkeypatch):
+    """Samples of marked cells are looked for, too."""
+    monkeypatch.setattr(logs.Log, "joins", True)
+
+
+@pytest.mark.parametrize("drop_repeats", [True, False])
+@pytest.mark.parametrize("backend", ["mxnet", "native"])
+def test_known_samples_of_marked_cells_are_merged(backend, drop_repeats, monkeypatch, looked_for):
+    """Also with other words, and wherever a sample stands: the first call of a flush is recorded like all others."""
+    net, rng = make_chain(), random.Random(5)
+    marked_step(net, [[1, 2, 3], [4], [5, 6]], backend=backend, drop_repeats=drop_repeats)
+    monkeypatch.setattr(merging, "_analyze", None)
+    monkeypatch.setattr(logs, "_read", None)
+    for _ in range(6):
+        samples = [[rng.randrange(20) for _ in range(rng.choice((1, 2, 3)))] for _ in range(5)]
+        got, scope = marked_step(net, samples, backend=backend, drop_repeats=drop_repeats)
+        for x, y in zip(got, marked_step(net, samples)[0]):
+            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
+        assert (scope.stats.sample_hits, scope.stats.sample_misses) == (5, 0)
+        assert "5 of 5 samples known" in scope.explain()
+
+
+def test_merged_tables_are_those_that_reading_gives(monkeypatch, looked_for):
+    net, found = make_chain(), []
+    monkeypatch.setattr(merging, "_merged", lambda log, forms, whole=merging._merged: found.append(
+        (log, whole(log, forms))) or found[-1][1])
+    for samples in ([[1, 2], [3]], [[4], [5, 6], [7]]):
+        marked_step(net, samples, granularity="vertex")
+    (log, members), = found
+    read = log.recorded().structure
+    assert read is not members.structure and read.buffers == members.structure.buffers
+    for a, b in zip((*read.arrays, read.call_entry), (*members.structure.arrays, members.structure.call_entry)):
+        np.testing.assert_array_equal(a, b)
+    assert read.recording.classes == members.structure.recording.classes and members.structure.value_of is None
+
+
+def test_samples_that_share_a_value_are_one(looked_for):
+    net, first = make_chain(), mx.nd.ones((1, 4))
     with gdb.batching(policy="depth") as scope:
-        results = [cell(cell(mx.nd.ones((1, 4)))) for _ in range(3)]
-    assert len(results) == 3 and scope.stats.sample_hits == scope.stats.sample_misses == 0
-    assert "samples known" not in scope.explain()
+        shared = net.cell(1, first)
+        losses = [net([word], shared) for word in (2, 3)] + [net([4], first)]
+    assert scope.stats.sample_misses == 2
+    want = [net([word], net.cell(1, first)) for word in (2, 3)] + [net([4], first)]
+    for x, y in zip(losses, want):
+        np.testing.assert_allclose(x.asnumpy(), y.asnumpy(), rtol=1e-5)
+
+
+def test_a_check_reads_the_calls_of_known_samples(looked_for):
+    net = make_chain()
+    for samples in ([[1, 2], [3]], [[4], [5, 6]], [[4], [5, 6]]):
+        scope = marked_step(net, samples, check=True)[1]
+    assert scope.stats.sample_misses == scope.stats.sample_hits == 0        # a log that comes again is known before

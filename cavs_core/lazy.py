@@ -206,7 +206,8 @@ class Listener:
 
     `vertices` is a table of short ways: id of a block (or what else a face marks) -> function of its arguments.
     `short_operator` is one for operators, (name, arrays, names and values of attributes) -> results, if it is not None;
-    what it answers with NotImplemented goes to `on_operator`.
+    what it answers with NotImplemented goes to `on_operator`. Operators that take any number of arrays ask it first
+    with a tuple of all that they were given.
     """
 
     vertices: Any = types.MappingProxyType({})
@@ -243,6 +244,7 @@ _lock = threading.Lock()
 _installed = 0
 _register = mx.ndarray.register
 _names: dict[int, str] = {}
+_NO_ATTRS = frozenset(("out", "name"))      # what MXNet's functions for operators take beside attributes
 
 
 def tell(function):
@@ -265,8 +267,8 @@ def listening(listener):
         return
     with _lock:
         if _installed == 0:
-            _hooks.install()
-            _block_call.install()
+            for hooks in (_hooks, *_code_hooks):
+                hooks.install()
         _installed += 1
     before = _local.listener
     _let_listen(listener)
@@ -277,8 +279,8 @@ def listening(listener):
         with _lock:
             _installed -= 1
             if _installed == 0:
-                _hooks.remove()
-                _block_call.remove()
+                for hooks in (_hooks, *_code_hooks):
+                    hooks.remove()
 
 
 class Hooks:
@@ -309,35 +311,48 @@ class Hooks:
         self._replaced.clear()
 
 
-def _to_hook(self, *args):
-    return _dynbatch_block_call(self, *args)       # noqa: F821 (it runs in the module of MXNet's own function)
+def _to_method_hook(self, *args):
+    return _dynbatch_hook(self, *args)      # noqa: F821 (it runs in the module of MXNet's own function)
 
 
-class _BlockCall:
-    """The hook of `Block.__call__`, which gets other code and not another function.
+def _to_list_hook(*arrays, **attrs):
+    return _dynbatch_hook(arrays, attrs)    # noqa: F821
 
-    For another one Python would go through all classes of blocks, which takes as long as all other hooks together.
+
+class _CodeHook:
+    """The hook of a function that gets other code; it stays where it is.
+
+    For another `Block.__call__` Python would go through all classes of blocks, which takes as long as all other hooks
+    together; and an operator may have been taken out of its module before.
+
+    Parameters
+    ----------
+    owner, name : where the function is
+    way : a function whose code calls the hook, `_dynbatch_hook`
+    make : makes the hook, of a function with the code that it had
+    otherwise : what to do where the function is somebody else's, who may have made it of anything
     """
 
-    def __init__(self):
-        self._made, self._replaced = (None, None), None
-        self._others = Hooks((mx.gluon.Block, "__call__", _hooked_block_call))
+    def __init__(self, owner, name, way, make, otherwise=None):
+        self._owner, self._name, self._make, self._otherwise = owner, name, make, otherwise or Hooks()
+        self._module, self._made, self._replaced = vars(owner)[name].__globals__, (None, None), None
+        self._way = way.__code__.replace(co_names=(f"_dynbatch_hook_of_{owner.__name__}_{name}",))
 
     def install(self):
-        function = vars(mx.gluon.Block)["__call__"]
+        function = vars(self._owner)[self._name]
         if type(function) is not types.FunctionType or function.__closure__ or (
-                function.__globals__ is not vars(mx.gluon.block)):
-            self._others.install()              # it is somebody else's, who may have made it of anything
+                function.__globals__ is not self._module):
+            self._otherwise.install()
             return
         code = function.__code__
         if self._made[0] is not code:
-            self._made = code, _hooked_block_call(types.FunctionType(code, function.__globals__, "__call__"))
-        function.__globals__[_to_hook.__code__.co_names[0]] = self._made[1]
+            self._made = code, self._make(types.FunctionType(code, self._module, self._name))
+        self._module[self._way.co_names[0]] = self._made[1]
         self._replaced = function, code
-        function.__code__ = _to_hook.__code__
+        function.__code__ = self._way
 
     def remove(self):
-        self._others.remove()
+        self._otherwise.remove()
         if self._replaced is not None:
             function, function.__code__ = self._replaced
             self._replaced = None
@@ -376,6 +391,22 @@ def _hooked_block_call(block_call):
         return listener.on_block(self, args, lambda: block_call(self, *args))
 
     return hooked_block_call
+
+
+def _hooked_list(name):
+    def make(function):
+        def hooked_list(arrays, attrs):
+            """An operator on any number of arrays, before MXNet looks at each of them."""
+            listener = _local.listener
+            if listener is not None and listener.short_operator is not None and _NO_ATTRS.isdisjoint(attrs):
+                made = listener.short_operator(name, arrays, [*attrs], [*attrs.values()])
+                if made is not NotImplemented:
+                    return made
+            return function(*arrays, **attrs)
+
+        return hooked_list
+
+    return make
 
 
 def _hooked_forward(forward):
@@ -422,7 +453,11 @@ _hooks = Hooks((_register, "_imperative_invoke", _hooked_invoke),
                (mx.gluon.Parameter, "data", _hooked_data),
                (mx.gluon.Parameter, "_finish_deferred_init", _hooked_finish_init),
                (mx.gluon.HybridBlock, "_call_cached_op", _hooked_cached))
-_block_call = _BlockCall()
+_code_hooks = (
+    _CodeHook(mx.gluon.Block, "__call__", _to_method_hook, _hooked_block_call,
+              Hooks((mx.gluon.Block, "__call__", _hooked_block_call))),
+    *[_CodeHook(mx.nd, name, _to_list_hook, _hooked_list(real)) for name, real in
+      (("add_n", "add_n"), ("ElementWiseSum", "add_n"), ("concat", "Concat"), ("Concat", "Concat"))])
 
 
 def operator_name(handle):

@@ -87,7 +87,7 @@ class Recorder(Listener):
         if not arrays:                          # makes an array from nothing: a leaf
             return zeros(attrs, call) if name == "_zeros" else call()
         if name in ANY_NUMBER:
-            entry = self._operators.get(_list_key(name, attrs, common_owner(arrays), len(arrays)))
+            entry = self._list_entry(name, attrs, common_owner(arrays), len(arrays))
             if entry is not None:
                 result = entry.append(arrays)
                 if result is not RETRY:
@@ -107,6 +107,17 @@ class Recorder(Listener):
             if result is not RETRY:
                 return result
         return self._record_operator(name, arrays, attrs, call)
+
+    def _list_entry(self, name: str, attrs: dict[str, Any], owner: Any, count: int) -> Entry | None:
+        """What an operator call on any number of rows of one owner is; None if it is none."""
+        calls, short, key = self.calls, self._operators, _list_key(name, attrs, owner, count)
+        entry = short.get(key)
+        if entry is None and isinstance(owner, Owner) and owner.calls is calls and (
+                takes_any_number(name, attrs, (owner.spec,) * count)):
+            entry = self._operator_entry(calls, name, attrs, [owner] * count)
+            if entry is not None:
+                short[key] = entry
+        return entry
 
     def _are_rows(self, arrays: Any) -> bool:
         """Whether all arrays are single rows of one spec."""
@@ -418,7 +429,7 @@ _TERMS = 8              # sums of more matrices are made of sums of so many, so 
 
 def _list_key(name: str, attrs: dict[str, Any], owner: Any, count: int) -> Any:
     """The short way to an operator on any number of rows of one owner; how many are joined is part of the result."""
-    return (name, str(attrs.get("dim")), owner, count if name == "Concat" else -1)
+    return (name, owner, None) if name == "add_n" else (name, str(attrs.get("dim")), owner, count)
 
 
 def _add_in_parts(arrays: Any) -> Any:

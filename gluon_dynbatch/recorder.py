@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from cavs_core import LazyArray, Listener, ProgramError, TraceError, inactive, s
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 from .calls import NO_ARRAY, BaseSparseNDArray, Calls, Entry, Owner, owner_of
-from .fastpath import KEYED, RETRY, common_owner, flat_form, form_of, make_recorder
+from .fastpath import KEYED, RETRY, common_owner, form_of, make_recorder, operand_form
 from .lists import ListCall, join_lengths, list_calls
 from .signature import (
     ANY_NUMBER,
@@ -284,99 +284,112 @@ class Recorder(Listener):
         calls, state = self.calls, (self.recording, self.training)
         operands: list[LazyArray] = []
         specs: list[Any] = [id(identity), id(part), *state]
+        kinds: list[str] = []
         try:
             for x in args:
-                self._collect(x, calls, operands, specs)
+                self._collect(x, calls, operands, specs, kinds)
         except TypeError as error:
             return self._by_operators(f"{_title(title)} records operator by operator: {error}", identity, fn, args)
-        key = tuple(specs)
+        key = (*specs, *kinds)
         known = calls.by_key.get(key)
         if known is None:
             if key in self._refused:
                 return self._by_operators(self._refused[key], identity, fn, args)
             try:
-                known = calls.by_key[key] = self._vertex_entry(calls, key, identity, part, fn, title, args)
+                known = calls.by_key[key] = self._vertex_entry(calls, specs, kinds, identity, part, fn, title, args)
             except (TraceError, ProgramError) as error:
                 self._refused[key] = f"{_title(title)} records operator by operator: {str(error).splitlines()[0]}"
                 return self._by_operators(self._refused[key], identity, fn, args)
-        entry, listed, lengths = known
-        if listed is not None:
-            operands = [operands[k] for k in listed.order]
+        entry, vertex = known
+        if vertex.listed is not None:
+            operands = [operands[k] for k in vertex.listed.order]
         result = entry.append(operands)
         if result is RETRY:
             return self.record_vertex(identity, part, fn, title, args)
-        forms = form_of(args) if listed is None else listed.forms
-        if forms is not None and calls is self.calls:
+        if vertex.forms is not None and calls is self.calls:
             def general(args: tuple[Any, ...]) -> Any:
                 return self.record_vertex(identity, part, fn, title, args)
 
-            place = -1 if listed is None else listed.place
             hooks = (identity._forward_hooks, identity._forward_pre_hooks) if part is None else ()
-            self._go_short(calls, state, vertex_key(identity, part), forms, place, lengths, entry, operands, general,
-                           hooks)
+            self._go_short(calls, state, vertex_key(identity, part), vertex, entry, operands, general, hooks)
         return result
 
-    def _vertex_entry(self, calls: Calls, key: Any, identity: Any, part: Any, fn: Any, title: Any,
-                      args: tuple[Any, ...]) -> tuple[Entry, ListCall | None, Any]:
-        """What a vertex call is; and, if calls with lists of all lengths are the same, how it is one of them."""
-        numbered, specs = _numbered(args), [s for s in key[4:] if type(s) is int and s >= 0]
-        signature = self._vertex_signature(key, identity, fn, _title(title), numbered, specs)
-        training = self.training
+    def _vertex_entry(self, calls: Calls, specs: list[Any], kinds: list[str], identity: Any, part: Any, fn: Any,
+                      title: Any, args: tuple[Any, ...]) -> tuple[Entry, _Vertex]:
+        """What a vertex call is."""
+        known, key = _signatures_of(identity), ("call", specs[1], self.training, *specs[4:], *kinds)
+        vertex = known.get(key)
+        if vertex is None or not vertex.is_current():
+            vertex = self._new_vertex(known, specs, kinds, identity, fn, title, args)
+            if vertex.is_final:
+                known[key] = vertex
+        self._check_updates(vertex.signature)
+        key = (vertex.runs, self.recording, *vertex.kinds)
+        entry = calls.by_key.get(key)           # (calls with lists of all lengths have one)
+        if entry is None:
+            numbers = tuple([kind == "i" for kind in vertex.kinds])
+            entry = calls.by_key[key] = calls.new_entry(vertex.runs, self.recording, identity=(identity, part),
+                                                        numbers=numbers)
+        return entry, vertex
+
+    def _new_vertex(self, known: dict[Any, Any], specs: list[Any], kinds: list[str], identity: Any, fn: Any, title: Any,
+                    args: tuple[Any, ...]) -> _Vertex:
+        """Trace a call, or take the trace of such a call; and see whether calls with lists of all lengths are one."""
+        numbered, of_operands = _numbered(args), [s for s in specs[4:] if type(s) is int and s >= 0]
+        signature = self._vertex_signature(known, specs, identity, fn, _title(title), numbered, of_operands)
+        training, tried = self.training, False
 
         def run_nested(block: Any, arguments: Any) -> Any:
             with autograd.pause(train_mode=training):
                 return fn(block, *arguments)
 
-        for listed in list_calls(args, numbered, specs):
-            joined = join_lengths(_signatures_of(identity), (key[1], training), listed, signature, specs, run_nested,
-                                  numbered)
+        for listed in list_calls(args, numbered, of_operands):
+            tried = True
+            joined = join_lengths(known, (specs[1], training), listed, signature, of_operands, run_nested, numbered)
             if joined is not None:
-                short = (joined[0], self.recording)
-                entry = calls.by_key.get(short)
-                if entry is None:
-                    entry = calls.by_key[short] = calls.new_entry(*short, identity=(identity, part))
-                return entry, listed, joined[1]
-        return calls.new_entry(signature, self.recording, identity=(identity, part)), None, None
+                fixed = listed.order[:len(of_operands) - sum(map(len, listed.elements))]
+                return _Vertex(signature, joined[0], listed, joined[1], listed.forms, [kinds[k] for k in fixed], True)
+        return _Vertex(signature, signature, None, None, form_of(args), kinds, not tried)
 
-    def _go_short(self, calls: Calls, state: Any, vertex: Any, forms: Any, place: int, lengths: Any, entry: Entry,
-                  operands: list[LazyArray], general: Any, hooks: tuple[Any, ...]) -> None:
+    def _go_short(self, calls: Calls, state: Any, name: Any, vertex: _Vertex, entry: Entry, operands: list[LazyArray],
+                  general: Any, hooks: tuple[Any, ...]) -> None:
         """Let the next call of this vertex with such arguments go the short way."""
-        signature = entry.signature
-        key = (state, vertex, forms, signature.structure, len(entry.owners), place)
+        signature, place = vertex.runs, -1 if vertex.listed is None else vertex.listed.place
+        key = (state, name, vertex.forms, signature.structure, len(entry.owners), place)
         entries = calls.forms.get(key)
         if entries is None:
             entries = calls.forms[key] = {}
             table = calls.ways(state)[0]
-            record = make_recorder(*key[2:])(calls, entries, table.get(vertex, general), general, lengths, hooks)
+            record = make_recorder(*key[2:])(calls, entries, table.get(name, general), general, vertex.lengths, hooks)
             if calls.sealed:                    # asked behind it: it may be bound to a log that nobody reads
                 return
-            table[vertex] = record
-        fixed = forms if place < 0 else forms[:place] + forms[place + 1:]
-        kinds = [form for form in flat_form(fixed) if form in (*KEYED, "i", "n")]
-        if "i" in kinds:
-            entry = calls.new_entry(signature, entry.cls.recorded, numbers=tuple(kind == "i" for kind in kinds))
-        owners = [owner_of(x) for x, kind in zip(operands, kinds) if kind in KEYED]
-        owners += [owner_of(x) for x in operands[len(kinds):len(kinds) + signature.slots]]
+            table[name] = record
+        count = len(vertex.kinds)
+        owners = [owner_of(x) for x, kind in zip(operands, vertex.kinds) if kind in KEYED]
+        owners += [owner_of(x) for x in operands[count:count + signature.slots]]
         entries[tuple(owners)] = (entry.number, *entry.owners)
 
-    def _collect(self, x: Any, calls: Calls, operands: list[LazyArray], specs: list[Any]) -> None:
-        """Append what stands for an argument, and to `specs` what makes the signature: specs, nesting, constants."""
+    def _collect(self, x: Any, calls: Calls, operands: list[LazyArray], specs: list[Any], kinds: list[str]) -> None:
+        """Append what stands for an argument; to `specs` what makes the signature: specs, nesting, constants; and to
+        `kinds` the form of each operand."""
         if isinstance(x, (list, tuple)):
             specs.append(type(x))
             specs.append(-1 - len(x))
             for y in x:
-                self._collect(y, calls, operands, specs)
+                self._collect(y, calls, operands, specs, kinds)
         elif x is None or isinstance(x, (bool, str)):
             specs.append((x, "static"))
         elif isinstance(x, (NDArray, *_DATA)):
-            operand = calls.operand(x) if isinstance(x, NDArray) else calls.data(x)
+            kind = operand_form(x)
+            operand = calls.operand(x) if kind == "a" else calls.word(x) if kind == "i" else calls.data(x)
             if operand is NO_ARRAY:
                 raise TypeError(f"an argument {self.why_apart(x)}")
             owner = owner_of(operand)
             if owner is None:                   # it gets its value right now, and comes from outside then
-                return self._collect(x, calls, operands, specs)
+                return self._collect(x, calls, operands, specs, kinds)
             operands.append(operand)
             specs.append(owner.spec)
+            kinds.append(kind)
         else:
             raise TypeError(f"an argument is a {type(x).__name__}; a vertex takes arrays, numbers, and lists of them")
 
@@ -385,23 +398,49 @@ class Recorder(Listener):
         self.alone(reason)
         return fn(identity, *as_arrays(args))
 
-    def _vertex_signature(self, key: Any, identity: Any, fn: Any, title: str, numbered: Any,
-                          specs: list[int]) -> Signature:
-        known = _signatures_of(identity)
-        signature_key = (key[1], self.training, key[4:])
-        if signature_key not in known or not known[signature_key].is_current():
-            signature = vertex_signature(fn, identity, title, numbered, specs, self.training)
+    def _vertex_signature(self, known: dict[Any, Any], specs: list[Any], identity: Any, fn: Any, title: str,
+                          numbered: Any, of_operands: list[int]) -> Signature:
+        key = (specs[1], self.training, tuple(specs[4:]))
+        if key not in known or not known[key].is_current():
+            signature = vertex_signature(fn, identity, title, numbered, of_operands, self.training)
             sparse = [p.name for p in signature.params if p.parameter._grad_stype != "default"
                       and not signature.only_looks_up(p)]
             if sparse and self.recording:
                 raise ProgramError(f"the gradient of {sparse[0]} is row_sparse, and it is not only looked up")
-            known[signature_key] = signature
-        signature = known[signature_key]
+            known[key] = signature
+        return known[key]
+
+    def _check_updates(self, signature: Signature) -> None:
+        """Refuse a vertex that reads what backward passes update: running statistics."""
         for p in signature.params:
-            if not p.parameter._differentiable and (    # running statistics
+            if not p.parameter._differentiable and (
                     self.recording or id(p.parameter.data(signature.context)) in self._updated):
                 raise ProgramError(f"{p.name} is updated by backward passes")
-        return signature
+
+
+class _Vertex(NamedTuple):
+    """What calls of a vertex with such arguments are, in every flush.
+
+    Attributes
+    ----------
+    signature : as traced
+    runs : what is recorded: the same, or the signature of calls with lists of all lengths
+    listed, lengths : how the call is one of these, and the lengths that they have; None if it is none
+    forms : of the arguments, if there is a short way for them; see `fastpath.form_of`
+    kinds : forms of the operands, but for those in the list
+    is_final : whether nothing can come out differently the next time
+    """
+
+    signature: Signature
+    runs: Signature
+    listed: ListCall | None
+    lengths: Any
+    forms: Any
+    kinds: list[str]
+    is_final: bool
+
+    def is_current(self) -> bool:
+        return self.signature.is_current() and (self.runs is self.signature or self.runs.is_current())
 
 
 def vertex_key(identity: Any, part: Any) -> Any:
@@ -409,11 +448,14 @@ def vertex_key(identity: Any, part: Any) -> Any:
     return id(identity) if part is None else (id(identity), id(part))
 
 
-_vertex_signatures: dict[int, tuple[Any, dict[Any, Signature]]] = {}     # id of a block or function -> its signatures
+_vertex_signatures: dict[int, tuple[Any, dict[Any, Any]]] = {}           # id of a block or function -> its signatures
 
 
-def _signatures_of(identity: Any) -> dict[Any, Signature]:
-    """The signatures of this very object (equal ones have their own), for as long as it lives."""
+def _signatures_of(identity: Any) -> dict[Any, Any]:
+    """What is known of this very object (equal ones have their own): signatures, and what calls of it are.
+
+    For as long as it lives.
+    """
     number = id(identity)
     if number not in _vertex_signatures:
         alive = weakref.ref(identity, lambda _, table=_vertex_signatures: table.pop(number, None))

@@ -73,17 +73,15 @@ class Heads:
 
     def messages(self, buffer: int, row_shape: tuple[int, ...], dtype: Any, heads: Any, grads: Sequence[Any]) -> Any:
         """Gradients of some of the heads (None: ones) as messages of a buffer; zeros for the others."""
-        mine = self.of(buffer)
+        part = np.zeros((int(self.widths[self.of(buffer)].sum()), *row_shape), dtype)
+        chosen = self.buffers[heads] == buffer
         if all([g is None for g in grads]):
-            times = np.repeat(np.bincount(heads, minlength=len(self.values))[mine], self.widths[mine])
-            part = np.empty((len(times), *row_shape), dtype)
-            part[...] = times.reshape(-1, *[1] * len(row_shape))
+            part[_stretches(self.offsets[heads[chosen]], self.widths[heads[chosen]])] = 1
             return part
-        part = np.zeros((int(self.widths[mine].sum()), *row_shape), dtype)
-        for k in np.flatnonzero(self.buffers[heads] == buffer):
+        for k in np.flatnonzero(chosen):        # (of one that comes twice the last counts, as in MXNet)
             start = int(self.offsets[heads[k]])
             stretch = part[start:start + int(self.widths[heads[k]])]
-            stretch += 1 if grads[k] is None else grads[k].reshape(stretch.shape)
+            stretch[...] = 1 if grads[k] is None else grads[k].reshape(stretch.shape)
         return part
 
 
@@ -156,8 +154,8 @@ class Flushed:
             return taken
         start, spec = int(self.g.value_rows[value]), self.specs[value]
         buffer, shape = int(self.g.value_buffers[value]), SPECS[spec].shape
-        if shape == (1,) and spec not in self._taken:       # a loss, as a rule: all of them are read, one by one
-            self._taken.add(spec)
+        if shape == (1,) and spec not in self._taken and len(self.r.heads) > 1:
+            self._taken.add(spec)               # a loss, as a rule: all of them are read, one by one
             mine = self.r.heads[self.specs[self.r.heads] == spec]
             self._numbers.update(zip(mine.tolist(), self.run.numpy_rows(buffer, self.g.value_rows[mine])))
             return self.numpy(value)

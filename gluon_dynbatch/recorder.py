@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +12,8 @@ from cavs_core import LazyArray, Listener, ProgramError, TraceError, inactive, s
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 from .calls import NO_ARRAY, BaseSparseNDArray, Calls, Entry, Owner, owner_of
-from .fastpath import KEYED, RETRY, common_owner, form_of, make_recorder, operand_form
-from .lists import ListCall, join_lengths, list_calls
+from .fastpath import KEYED, RETRY, common_owner, make_recorder, operand_form
+from .known_vertices import KnownVertex, find_vertex, title_of, vertex_key
 from .signature import (
     ANY_NUMBER,
     INDEX_OPERANDS,
@@ -22,11 +21,10 @@ from .signature import (
     any_number_signature,
     operator_signature,
     takes_any_number,
-    vertex_signature,
 )
 from .values import DEVICES, SPECS, WIDTHS, as_arrays, data_spec, zeros
 
-__all__ = ["Recorder", "vertex_key"]
+__all__ = ["Recorder"]
 
 NDArray = mx.nd.NDArray
 _PLAIN = {LazyArray, NDArray, list, tuple, type(None), bool, int, float, str}
@@ -207,7 +205,7 @@ class Recorder(Listener):
                 signature = _signatures.setdefault(general, signature)
             _signatures[exact] = signature
         rows = 1 if not signature.ragged else len(specs) if listed else SPECS[specs[0]].shape[0]
-        where = _title(self._where[-1]) if self._where else ""
+        where = title_of(self._where[-1]) if self._where else ""
         entry = calls.by_key[key] = calls.new_entry(signature, self.recording, rows, where,
                                                     parameters=parameters if not listed else ())
         return entry
@@ -265,7 +263,7 @@ class Recorder(Listener):
     def on_hybrid_call(self, block, args, call):
         """A hybridized block that could not be a vertex: operator by operator, through its own code."""
         if isinstance(block, gluon.SymbolBlock):
-            self.alone(f"{_title(block)} is a stored graph without code")
+            self.alone(f"{title_of(block)} is a stored graph without code")
             return call()
         with inactive(block):
             return block.forward(*args)
@@ -289,7 +287,7 @@ class Recorder(Listener):
             for x in args:
                 self._collect(x, calls, operands, specs, kinds)
         except TypeError as error:
-            return self._by_operators(f"{_title(title)} records operator by operator: {error}", identity, fn, args)
+            return self._by_operators(f"{title_of(title)} records operator by operator: {error}", identity, fn, args)
         key = (*specs, *kinds)
         known = calls.by_key.get(key)
         if known is None:
@@ -298,7 +296,7 @@ class Recorder(Listener):
             try:
                 known = calls.by_key[key] = self._vertex_entry(calls, specs, kinds, identity, part, fn, title, args)
             except (TraceError, ProgramError) as error:
-                self._refused[key] = f"{_title(title)} records operator by operator: {str(error).splitlines()[0]}"
+                self._refused[key] = f"{title_of(title)} records operator by operator: {str(error).splitlines()[0]}"
                 return self._by_operators(self._refused[key], identity, fn, args)
         entry, vertex = known
         if vertex.listed is not None:
@@ -315,15 +313,14 @@ class Recorder(Listener):
         return result
 
     def _vertex_entry(self, calls: Calls, specs: list[Any], kinds: list[str], identity: Any, part: Any, fn: Any,
-                      title: Any, args: tuple[Any, ...]) -> tuple[Entry, _Vertex]:
-        """What a vertex call is."""
-        known, key = _signatures_of(identity), ("call", specs[1], self.training, *specs[4:], *kinds)
-        vertex = known.get(key)
-        if vertex is None or not vertex.is_current():
-            vertex = self._new_vertex(known, specs, kinds, identity, fn, title, args)
-            if vertex.is_final:
-                known[key] = vertex
-        self._check_updates(vertex.signature)
+                      title: Any, args: tuple[Any, ...]) -> tuple[Entry, KnownVertex]:
+        """What a vertex call is, in these calls and by itself."""
+        vertex = find_vertex(tuple(specs[4:]), kinds, identity, part, fn, title, args, self.recording, self.training)
+        signature = vertex.signature
+        for p in signature.params:
+            if not p.parameter._differentiable and (    # running statistics
+                    self.recording or id(p.parameter.data(signature.context)) in self._updated):
+                raise ProgramError(f"{p.name} is updated by backward passes")
         key = (vertex.runs, self.recording, *vertex.kinds)
         entry = calls.by_key.get(key)           # (calls with lists of all lengths have one)
         if entry is None:
@@ -332,27 +329,8 @@ class Recorder(Listener):
                                                         numbers=numbers)
         return entry, vertex
 
-    def _new_vertex(self, known: dict[Any, Any], specs: list[Any], kinds: list[str], identity: Any, fn: Any, title: Any,
-                    args: tuple[Any, ...]) -> _Vertex:
-        """Trace a call, or take the trace of such a call; and see whether calls with lists of all lengths are one."""
-        numbered, of_operands = _numbered(args), [s for s in specs[4:] if type(s) is int and s >= 0]
-        signature = self._vertex_signature(known, specs, identity, fn, _title(title), numbered, of_operands)
-        training, tried = self.training, False
-
-        def run_nested(block: Any, arguments: Any) -> Any:
-            with autograd.pause(train_mode=training):
-                return fn(block, *arguments)
-
-        for listed in list_calls(args, numbered, of_operands):
-            tried = True
-            joined = join_lengths(known, (specs[1], training), listed, signature, of_operands, run_nested, numbered)
-            if joined is not None:
-                fixed = listed.order[:len(of_operands) - sum(map(len, listed.elements))]
-                return _Vertex(signature, joined[0], listed, joined[1], listed.forms, [kinds[k] for k in fixed], True)
-        return _Vertex(signature, signature, None, None, form_of(args), kinds, not tried)
-
-    def _go_short(self, calls: Calls, state: Any, name: Any, vertex: _Vertex, entry: Entry, operands: list[LazyArray],
-                  general: Any, hooks: tuple[Any, ...]) -> None:
+    def _go_short(self, calls: Calls, state: Any, name: Any, vertex: KnownVertex, entry: Entry,
+                  operands: list[LazyArray], general: Any, hooks: tuple[Any, ...]) -> None:
         """Let the next call of this vertex with such arguments go the short way."""
         signature, place = vertex.runs, -1 if vertex.listed is None else vertex.listed.place
         key = (state, name, vertex.forms, signature.structure, len(entry.owners), place)
@@ -398,71 +376,6 @@ class Recorder(Listener):
         self.alone(reason)
         return fn(identity, *as_arrays(args))
 
-    def _vertex_signature(self, known: dict[Any, Any], specs: list[Any], identity: Any, fn: Any, title: str,
-                          numbered: Any, of_operands: list[int]) -> Signature:
-        key = (specs[1], self.training, tuple(specs[4:]))
-        if key not in known or not known[key].is_current():
-            signature = vertex_signature(fn, identity, title, numbered, of_operands, self.training)
-            sparse = [p.name for p in signature.params if p.parameter._grad_stype != "default"
-                      and not signature.only_looks_up(p)]
-            if sparse and self.recording:
-                raise ProgramError(f"the gradient of {sparse[0]} is row_sparse, and it is not only looked up")
-            known[key] = signature
-        return known[key]
-
-    def _check_updates(self, signature: Signature) -> None:
-        """Refuse a vertex that reads what backward passes update: running statistics."""
-        for p in signature.params:
-            if not p.parameter._differentiable and (
-                    self.recording or id(p.parameter.data(signature.context)) in self._updated):
-                raise ProgramError(f"{p.name} is updated by backward passes")
-
-
-class _Vertex(NamedTuple):
-    """What calls of a vertex with such arguments are, in every flush.
-
-    Attributes
-    ----------
-    signature : as traced
-    runs : what is recorded: the same, or the signature of calls with lists of all lengths
-    listed, lengths : how the call is one of these, and the lengths that they have; None if it is none
-    forms : of the arguments, if there is a short way for them; see `fastpath.form_of`
-    kinds : forms of the operands, but for those in the list
-    is_final : whether nothing can come out differently the next time
-    """
-
-    signature: Signature
-    runs: Signature
-    listed: ListCall | None
-    lengths: Any
-    forms: Any
-    kinds: list[str]
-    is_final: bool
-
-    def is_current(self) -> bool:
-        return self.signature.is_current() and (self.runs is self.signature or self.runs.is_current())
-
-
-def vertex_key(identity: Any, part: Any) -> Any:
-    """The name of a vertex in the table of short ways; whoever is there holds both, so that the ids are their own."""
-    return id(identity) if part is None else (id(identity), id(part))
-
-
-_vertex_signatures: dict[int, tuple[Any, dict[Any, Any]]] = {}           # id of a block or function -> its signatures
-
-
-def _signatures_of(identity: Any) -> dict[Any, Any]:
-    """What is known of this very object (equal ones have their own): signatures, and what calls of it are.
-
-    For as long as it lives.
-    """
-    number = id(identity)
-    if number not in _vertex_signatures:
-        alive = weakref.ref(identity, lambda _, table=_vertex_signatures: table.pop(number, None))
-        _vertex_signatures[number] = (alive, {})
-    return _vertex_signatures[number][1]
-
-
 _UPDATED = {"BatchNorm": (3, 4)}                # operands that the backward pass of a trained operator writes
 _NEVER_SHORT = {*INDEX_OPERANDS, *_UPDATED}     # what stands for their operands depends on more than the owners
 _TRUE = ("True", "1")
@@ -482,19 +395,3 @@ def _add_in_parts(arrays: Any) -> Any:
 
 
 _LISTS = ("SliceChannel", "_split_v2")          # operators that return a list even of one
-
-
-def _title(of: Any) -> str:
-    return of if isinstance(of, str) else f"{type(of).__name__} {of.name}"
-
-
-def _numbered(nested: Any) -> Any:
-    """The same nesting with operand numbers."""
-    count = iter(range(1 << 30))
-
-    def number(part: Any) -> Any:
-        if isinstance(part, (list, tuple)):
-            return type(part)(number(p) for p in part)
-        return part if part is None or isinstance(part, (bool, str)) else next(count)
-
-    return number(nested)

@@ -26,8 +26,9 @@ from .executor import Run
 from .face import RunOutput, RunStats, run
 from .gradients import as_arrays_like, is_sparse, target_of, write_gradient
 from .graph import InputGraph
+from .hooks import Hooks
 from .layout import ClassLayout, Layout, Place, Read, RowIndex, Segments, frames_of, offsets_of, plan_messages
-from .lazy import Hooks, LazyArray, Listener, become_array, let_change, listening, tell, thread_state
+from .lazy import LazyArray, Listener, become_array, let_change, listening, tell, thread_state
 from .leaf_copy import copy_arrays
 from .ops import Builder, lookup, supports
 from .plan import ClassPlan, VertexProgram, own_outputs, plan_class, respecified

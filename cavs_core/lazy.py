@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import threading
 import types
 from typing import Any
 
 import numpy as np
 
+from .hooks import CodeHook, Hooks, to_list_hook, to_method_hook
 from .mxnet_compat import mx
 
-__all__ = ["Hooks", "LazyArray", "Listener", "become_array", "let_change", "listening", "operator_name", "tell",
-           "thread_state"]
+__all__ = ["LazyArray", "Listener", "become_array", "let_change", "listening", "operator_name", "tell", "thread_state"]
 
 NDArray = mx.nd.NDArray
 _Base = NDArray.__mro__[1]                      # NDArrayBase: the class that has the slots
@@ -206,7 +205,8 @@ class Listener:
 
     `vertices` is a table of short ways: id of a block (or what else a face marks) -> function of its arguments.
     `short_operator` is one for operators, (name, arrays, names and values of attributes) -> results, if it is not None;
-    what it answers with NotImplemented goes to `on_operator`.
+    what it answers with NotImplemented goes to `on_operator`. Operators that take any number of arrays ask it first
+    with a tuple of all that they were given.
     """
 
     vertices: Any = types.MappingProxyType({})
@@ -243,6 +243,7 @@ _lock = threading.Lock()
 _installed = 0
 _register = mx.ndarray.register
 _names: dict[int, str] = {}
+_NO_ATTRS = frozenset(("out", "name"))      # what MXNet's functions for operators take beside attributes
 
 
 def tell(function):
@@ -265,8 +266,8 @@ def listening(listener):
         return
     with _lock:
         if _installed == 0:
-            _hooks.install()
-            _block_call.install()
+            for hooks in (_hooks, *_code_hooks):
+                hooks.install()
         _installed += 1
     before = _local.listener
     _let_listen(listener)
@@ -277,70 +278,8 @@ def listening(listener):
         with _lock:
             _installed -= 1
             if _installed == 0:
-                _hooks.remove()
-                _block_call.remove()
-
-
-class Hooks:
-    """Functions of MXNet that are replaced while somebody needs it.
-
-    Parameters
-    ----------
-    hooks : (owner, name, make) of each; `make(original)` makes what stands for it, once and not each time
-    """
-
-    def __init__(self, *hooks):
-        self._hooks, self._made, self._replaced = hooks, {}, []
-
-    def install(self):
-        for owner, name, make in self._hooks:
-            original = vars(owner).get(name)
-            if original is None:
-                continue
-            made = self._made.get((owner, name))
-            if made is None or made[0] is not original:         # (somebody else may have replaced it, too)
-                made = self._made[owner, name] = original, functools.wraps(original)(make(original))
-            self._replaced.append((owner, name, original))
-            setattr(owner, name, made[1])
-
-    def remove(self):
-        for owner, name, original in self._replaced:
-            setattr(owner, name, original)
-        self._replaced.clear()
-
-
-def _to_hook(self, *args):
-    return _dynbatch_block_call(self, *args)       # noqa: F821 (it runs in the module of MXNet's own function)
-
-
-class _BlockCall:
-    """The hook of `Block.__call__`, which gets other code and not another function.
-
-    For another one Python would go through all classes of blocks, which takes as long as all other hooks together.
-    """
-
-    def __init__(self):
-        self._made, self._replaced = (None, None), None
-        self._others = Hooks((mx.gluon.Block, "__call__", _hooked_block_call))
-
-    def install(self):
-        function = vars(mx.gluon.Block)["__call__"]
-        if type(function) is not types.FunctionType or function.__closure__ or (
-                function.__globals__ is not vars(mx.gluon.block)):
-            self._others.install()              # it is somebody else's, who may have made it of anything
-            return
-        code = function.__code__
-        if self._made[0] is not code:
-            self._made = code, _hooked_block_call(types.FunctionType(code, function.__globals__, "__call__"))
-        function.__globals__[_to_hook.__code__.co_names[0]] = self._made[1]
-        self._replaced = function, code
-        function.__code__ = _to_hook.__code__
-
-    def remove(self):
-        self._others.remove()
-        if self._replaced is not None:
-            function, function.__code__ = self._replaced
-            self._replaced = None
+                for hooks in (_hooks, *_code_hooks):
+                    hooks.remove()
 
 
 def _hooked_invoke(invoke):
@@ -376,6 +315,22 @@ def _hooked_block_call(block_call):
         return listener.on_block(self, args, lambda: block_call(self, *args))
 
     return hooked_block_call
+
+
+def _hooked_list(name):
+    def make(function):
+        def hooked_list(arrays, attrs):
+            """An operator on any number of arrays, before MXNet looks at each of them."""
+            listener = _local.listener
+            if listener is not None and listener.short_operator is not None and _NO_ATTRS.isdisjoint(attrs):
+                made = listener.short_operator(name, arrays, [*attrs], [*attrs.values()])
+                if made is not NotImplemented:
+                    return made
+            return function(*arrays, **attrs)
+
+        return hooked_list
+
+    return make
 
 
 def _hooked_forward(forward):
@@ -422,7 +377,11 @@ _hooks = Hooks((_register, "_imperative_invoke", _hooked_invoke),
                (mx.gluon.Parameter, "data", _hooked_data),
                (mx.gluon.Parameter, "_finish_deferred_init", _hooked_finish_init),
                (mx.gluon.HybridBlock, "_call_cached_op", _hooked_cached))
-_block_call = _BlockCall()
+_code_hooks = (
+    CodeHook(mx.gluon.Block, "__call__", to_method_hook, _hooked_block_call,
+              Hooks((mx.gluon.Block, "__call__", _hooked_block_call))),
+    *[CodeHook(mx.nd, name, to_list_hook, _hooked_list(real)) for name, real in
+      (("add_n", "add_n"), ("ElementWiseSum", "add_n"), ("concat", "Concat"), ("Concat", "Concat"))])
 
 
 def operator_name(handle):

@@ -210,7 +210,7 @@ def _begun_by_owner(heads: Any, head_grads: Any, retain_graph: bool, train_mode:
     gradients, retain_graph)` to go on below arrays that are on the tape.
     """
     heads = list(heads) if isinstance(heads, (list, tuple)) else [heads]
-    if not heads or any(type(x) is not LazyArray for x in heads):
+    if not heads or not all([type(x) is LazyArray for x in heads]):
         return False
     head_grads = [None] * len(heads) if head_grads is None else (
         list(head_grads) if isinstance(head_grads, (list, tuple)) else [head_grads])

@@ -74,15 +74,10 @@ static PyObject *is_held(PyObject *module, PyObject *made)
 
 static PyObject *common_owner(PyObject *module, PyObject *arrays)
 {
-    Py_ssize_t k, n = PyList_CheckExact(arrays) || PyTuple_CheckExact(arrays) ? PySequence_Fast_GET_SIZE(arrays) : 0;
     PyObject *owner = NULL;
     (void)module;
-    for (k = 0; k < n; k++) {
-        PyObject *x = PySequence_Fast_GET_ITEM(arrays, k);
-        if (!IS_LAZY(x) || !SLOT(x, known.owner) || (owner && SLOT(x, known.owner) != owner))
-            return held(Py_None);
-        owner = SLOT(x, known.owner);
-    }
+    if (PyList_CheckExact(arrays) || PyTuple_CheckExact(arrays))
+        owner = owner_of_all(PySequence_Fast_ITEMS(arrays), PySequence_Fast_GET_SIZE(arrays));
     return held(owner ? owner : Py_None);
 }
 

@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cavs_core import LazyArray, listening, thread_state
 from cavs_core.mxnet_compat import mx
 
 from .errors import DiscardedError
-from .fastpath import FIRST, RETRY, make_append, make_operators, make_table, recycle
+from .fastpath import FIRST, RETRY, common_owner, make_append, make_operators, make_table, recycle
 from .results import Flushed
 from .runtime import run_calls
 from .signature import CallClass, Signature
@@ -109,7 +107,7 @@ class Calls:
         self.classes: list[CallClass] = []
         self.by_signature: dict[Any, CallClass] = {}
         self.entries: list[Entry] = []
-        self.by_key: dict[Any, Entry] = {}      # exact specs of the operands -> what the call is
+        self.by_key: dict[Any, Any] = {}        # exact specs of the operands -> what the call is
         self.owners: dict[int, Owner] = {}      # spec -> who owns the arrays
         self.short: dict[Any, tuple[Any, dict[Any, Entry], Any]] = {}        # see `ways`
         self.forms: dict[Any, dict[Any, Any]] = {}          # (state, vertex, form ..) -> the entries of its function
@@ -147,23 +145,26 @@ class Calls:
         """The value of an array for whoever only reads it; None if the array must become an NDArray."""
         if self.flushed is None:
             self.flush("a value was needed")
-        assert self.flushed is not None
+        flushed = self.flushed
+        assert flushed is not None
         with self.lock:
             if type(array) is not LazyArray:
                 return None
+            value = flushed.number(array.token - FIRST)
             if thread_state.listener is None:   # as a rule: losses are read behind the scope
-                return self.flushed.numpy(self.flushed.number_of(array))
+                return flushed.numpy(value)
             with listening(None):
-                return self.flushed.numpy(self.flushed.number_of(array))
+                return flushed.numpy(value)
 
     def backward(self, heads: list[LazyArray], head_grads: list[Any], retain_graph: bool, over_tape: Any) -> bool:
         """A backward pass from these arrays alone; False if it must go over the tape."""
-        if any(not isinstance(x.owner, Owner) or x.owner.calls is not self for x in heads):
+        if common_owner(heads) is None and any(    # (else it is the one who was asked)
+                not isinstance(x.owner, Owner) or x.owner.calls is not self for x in heads):
             return False
         self.flush("backward was called")
         assert self.flushed is not None
         with self.lock, listening(None):
-            values = np.array([self.flushed.number_of(x) for x in heads], np.int64)
+            values = self.flushed.numbers([x.token for x in heads])
             grads = [None if g is None else g.asnumpy() for g in head_grads]
             return self.flushed.backward(values, grads, retain_graph, over_tape)
 
@@ -243,16 +244,16 @@ class Calls:
             leaf = self.leaf_of[key] = self._leaf(array, array_spec(array, by_rows=True))
         return leaf
 
+    def word(self, number: Any) -> LazyArray:
+        """What stands for a word id, which gets into the log as it is: no leaf."""
+        made = LazyArray()
+        made.owner, made.token = self.owner(self.recorder.number_spec), int(number)
+        return made
+
     def data(self, value: Any) -> LazyArray:
         """What stands for a Python number or numpy array."""
         recorder = self.recorder
         return self._leaf(value, recorder.number_spec if type(value) is float else data_spec(value, recorder.context))
-
-    def number(self, leaf: LazyArray) -> LazyArray:
-        """What stands for a word id that gets into the log as it is; `leaf` stands for it among the data."""
-        number = LazyArray()
-        number.owner, number.token = leaf.owner, int(self.leaves[-1 - leaf.token])
-        return number
 
     def _leaf(self, value: Any, spec: int) -> LazyArray:
         self.leaves.append(value)

@@ -28,7 +28,7 @@ import numpy as np
 from cavs_core import LazyArray, let_change, tell
 from cavs_core.mxnet_compat import mx
 
-INTERFACE = 4                   # of `_fastpath.c`: whoever changes what it offers counts up, here and there
+INTERFACE = 5                   # of `_fastpath.c`: whoever changes what it offers counts up, here and there
 
 compiled: ModuleType | None
 try:
@@ -38,8 +38,8 @@ except ImportError:             # there was no C compiler
 if getattr(compiled, "INTERFACE", 0) != INTERFACE:      # compiled from an older source
     compiled = None
 
-__all__ = ["FIRST", "RETRY", "KEYED", "common_owner", "compiled", "find_held", "flat_form", "form_of", "make_append",
-           "make_operators", "make_recorder", "make_table", "recycle", "structure_of"]
+__all__ = ["FIRST", "RETRY", "KEYED", "common_owner", "compiled", "find_held", "form_of", "make_append",
+           "make_operators", "make_recorder", "make_table", "operand_form", "recycle", "structure_of"]
 
 FIRST = 1 << 32                 # the first token; far from the small ints, which Python makes only once
 RETRY = object()                # a call came too late for the calls that it was meant for
@@ -123,11 +123,19 @@ def form_of(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     names, and of a list or tuple (list or tuple, the forms of its parts).
     """
     forms = tuple(map(_form, args))
-    flat = list(flat_form(forms))
+    flat = list(_flat_form(forms))
     return None if "?" in flat or len(flat) > _MANY else forms
 
 
 def _form(x: Any) -> Any:
+    kind = type(x)
+    if kind is list or kind is tuple:
+        return (kind, tuple(map(_form, x)))
+    return repr(x) if x is None or kind is bool else operand_form(x)
+
+
+def operand_form(x: Any) -> str:
+    """The form of an argument that is one operand; "?" if it has none."""
     kind = type(x)
     if isinstance(x, mx.nd.NDArray):
         return "a"
@@ -135,17 +143,13 @@ def _form(x: Any) -> Any:
         return "n"
     if kind is np.ndarray:
         return "d"
-    if -_LARGEST <= (x if kind is int else _word_id(x)) <= _LARGEST:
-        return "i"
-    if kind is list or kind is tuple:
-        return (kind, tuple(map(_form, x)))
-    return repr(x) if x is None or kind is bool else "?"
+    return "i" if -_LARGEST <= (x if kind is int else _word_id(x)) <= _LARGEST else "?"
 
 
-def flat_form(forms: tuple[Any, ...]) -> Iterator[str]:
+def _flat_form(forms: tuple[Any, ...]) -> Iterator[str]:
     """The forms inside lists and tuples, one after the other."""
     for form in forms:
-        yield from (form,) if isinstance(form, str) else flat_form(form[1])
+        yield from (form,) if isinstance(form, str) else _flat_form(form[1])
 
 
 @cache

@@ -13,11 +13,17 @@ from numba import njit
 
 __all__ = ["PlanCache", "checksum"]
 
+PATIENCE = 32       # plans in a row that are put before one is asked for again
+MOST = 4096         # keys that are remembered without a plan
+
 
 class PlanCache:
     """What was worked out from arrays, such as plans from structures: the last used, as many as fit into `max_bytes`.
 
-    What holds the parameters of blocks goes when one of them dies.
+    Mini-batches of shuffled samples never come again. To keep their plans would only mean that every flush works in
+    memory that is in no cache of the processor, and not in that of the flush before. So when nothing was asked for
+    again for long, only what comes for the second time is kept. What holds the parameters of blocks goes when one of
+    them dies.
     """
 
     def __init__(self, max_bytes: int = 64 << 20):
@@ -25,6 +31,8 @@ class PlanCache:
         self._plans: OrderedDict[Any, tuple[list[Any], Any, int, list[int]]] = OrderedDict()    # .., ids of blocks
         self._of_block: dict[int, set[Any]] = {}        # id of a block -> keys of its plans
         self._lock = threading.RLock()                  # a block may die while a plan is put
+        self._idle = 0                                  # plans that were put since one was asked for again
+        self._met: OrderedDict[int, None] = OrderedDict()       # hashes of keys whose plan was not kept
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -36,6 +44,7 @@ class PlanCache:
             if known is None or not all(map(_equal, known[0], arrays)):
                 return None
             self._plans.move_to_end(key)
+            self._idle = 0
             return known[:2]
 
     def put(self, key: Any, arrays: Sequence[Any], plan: Any, blocks: Sequence[Any] = (),
@@ -45,6 +54,8 @@ class PlanCache:
         if size > self.max_bytes:
             return
         with self._lock:
+            if not self._is_kept(key):
+                return
             self._drop([key])
             self._plans[key] = list(arrays), plan, size, [id(block) for block in blocks]
             self.num_bytes += size
@@ -55,6 +66,18 @@ class PlanCache:
                 self._of_block[id(block)].add(key)
             while self.num_bytes > self.max_bytes:
                 self._drop([next(iter(self._plans))])
+
+    def _is_kept(self, key: Any) -> bool:
+        self._idle += 1
+        if self._idle <= PATIENCE or key in self._plans:
+            return True
+        if hash(key) in self._met:
+            del self._met[hash(key)]
+            return True
+        self._met[hash(key)] = None
+        if len(self._met) > MOST:
+            self._met.popitem(last=False)
+        return False
 
     def _forget(self, block: int) -> None:
         with self._lock:
@@ -70,6 +93,8 @@ class PlanCache:
     def clear(self) -> None:
         with self._lock:
             self._drop(list(self._plans))
+            self._idle = 0
+            self._met.clear()
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -24,10 +24,12 @@ def reached(r: Recording, s: Scan, values: Any, depends: Sequence[Any]) -> tuple
         every one does on all of them
     """
     some = [part.ravel() for part in depends if part is not None]
-    offsets = np.array([-1 if part is None else 0 for part in depends], np.int64)
-    offsets[offsets == 0] = offsets_of(np.array([len(part) for part in some], np.int64))[:-1]
+    offsets, flat = np.full(len(depends), -1), np.zeros(0, bool)
+    if some:
+        offsets[[part is not None for part in depends]] = offsets_of(np.array([len(part) for part in some]))[:-1]
+        flat = np.concatenate(some)
     return _reached(r.call_class, s.operand_offsets, r.operands, s.value_offsets, values, len(r.leaf_buffers),
-                    len(r.classes), offsets, np.concatenate([np.zeros(0, bool), *some]))
+                    len(r.classes), offsets, flat)
 
 
 @njit(cache=True, nogil=True)

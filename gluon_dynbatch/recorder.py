@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ from cavs_core import LazyArray, Listener, ProgramError, TraceError, inactive, s
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 from .calls import NO_ARRAY, BaseSparseNDArray, Calls, Entry, Owner, owner_of
-from .fastpath import KEYED, RETRY, common_owner, flat_form, form_of, make_recorder
-from .lists import ListCall, join_lengths, list_calls
+from .fastpath import KEYED, RETRY, common_owner, make_recorder, operand_form
+from .known_vertices import KnownVertex, find_vertex, title_of, vertex_key
 from .signature import (
     ANY_NUMBER,
     INDEX_OPERANDS,
@@ -22,11 +21,10 @@ from .signature import (
     any_number_signature,
     operator_signature,
     takes_any_number,
-    vertex_signature,
 )
 from .values import DEVICES, SPECS, WIDTHS, as_arrays, data_spec, zeros
 
-__all__ = ["Recorder", "vertex_key"]
+__all__ = ["Recorder"]
 
 NDArray = mx.nd.NDArray
 _PLAIN = {LazyArray, NDArray, list, tuple, type(None), bool, int, float, str}
@@ -87,7 +85,7 @@ class Recorder(Listener):
         if not arrays:                          # makes an array from nothing: a leaf
             return zeros(attrs, call) if name == "_zeros" else call()
         if name in ANY_NUMBER:
-            entry = self._operators.get(_list_key(name, attrs, common_owner(arrays), len(arrays)))
+            entry = self._list_entry(name, attrs, common_owner(arrays), len(arrays))
             if entry is not None:
                 result = entry.append(arrays)
                 if result is not RETRY:
@@ -107,6 +105,17 @@ class Recorder(Listener):
             if result is not RETRY:
                 return result
         return self._record_operator(name, arrays, attrs, call)
+
+    def _list_entry(self, name: str, attrs: dict[str, Any], owner: Any, count: int) -> Entry | None:
+        """What an operator call on any number of rows of one owner is; None if it is none."""
+        calls, short, key = self.calls, self._operators, _list_key(name, attrs, owner, count)
+        entry = short.get(key)
+        if entry is None and isinstance(owner, Owner) and owner.calls is calls and (
+                takes_any_number(name, attrs, (owner.spec,) * count)):
+            entry = self._operator_entry(calls, name, attrs, [owner] * count)
+            if entry is not None:
+                short[key] = entry
+        return entry
 
     def _are_rows(self, arrays: Any) -> bool:
         """Whether all arrays are single rows of one spec."""
@@ -196,7 +205,7 @@ class Recorder(Listener):
                 signature = _signatures.setdefault(general, signature)
             _signatures[exact] = signature
         rows = 1 if not signature.ragged else len(specs) if listed else SPECS[specs[0]].shape[0]
-        where = _title(self._where[-1]) if self._where else ""
+        where = title_of(self._where[-1]) if self._where else ""
         entry = calls.by_key[key] = calls.new_entry(signature, self.recording, rows, where,
                                                     parameters=parameters if not listed else ())
         return entry
@@ -254,7 +263,7 @@ class Recorder(Listener):
     def on_hybrid_call(self, block, args, call):
         """A hybridized block that could not be a vertex: operator by operator, through its own code."""
         if isinstance(block, gluon.SymbolBlock):
-            self.alone(f"{_title(block)} is a stored graph without code")
+            self.alone(f"{title_of(block)} is a stored graph without code")
             return call()
         with inactive(block):
             return block.forward(*args)
@@ -273,100 +282,92 @@ class Recorder(Listener):
         calls, state = self.calls, (self.recording, self.training)
         operands: list[LazyArray] = []
         specs: list[Any] = [id(identity), id(part), *state]
+        kinds: list[str] = []
         try:
             for x in args:
-                self._collect(x, calls, operands, specs)
+                self._collect(x, calls, operands, specs, kinds)
         except TypeError as error:
-            return self._by_operators(f"{_title(title)} records operator by operator: {error}", identity, fn, args)
-        key = tuple(specs)
+            return self._by_operators(f"{title_of(title)} records operator by operator: {error}", identity, fn, args)
+        key = (*specs, *kinds)
         known = calls.by_key.get(key)
         if known is None:
             if key in self._refused:
                 return self._by_operators(self._refused[key], identity, fn, args)
             try:
-                known = calls.by_key[key] = self._vertex_entry(calls, key, identity, part, fn, title, args)
+                known = calls.by_key[key] = self._vertex_entry(calls, specs, kinds, identity, part, fn, title, args)
             except (TraceError, ProgramError) as error:
-                self._refused[key] = f"{_title(title)} records operator by operator: {str(error).splitlines()[0]}"
+                self._refused[key] = f"{title_of(title)} records operator by operator: {str(error).splitlines()[0]}"
                 return self._by_operators(self._refused[key], identity, fn, args)
-        entry, listed, lengths = known
-        if listed is not None:
-            operands = [operands[k] for k in listed.order]
-
-        def general(args: tuple[Any, ...]) -> Any:
-            return self.record_vertex(identity, part, fn, title, args)
-
-        forms = form_of(args) if listed is None else listed.forms
-        if forms is not None and calls is self.calls:
-            place = -1 if listed is None else listed.place
-            hooks = (identity._forward_hooks, identity._forward_pre_hooks) if part is None else ()
-            entry, operands = self._go_short(calls, state, vertex_key(identity, part), forms, place, lengths, entry,
-                                             operands, general, hooks)
+        entry, vertex = known
+        if vertex.listed is not None:
+            operands = [operands[k] for k in vertex.listed.order]
         result = entry.append(operands)
-        return general(args) if result is RETRY else result
+        if result is RETRY:
+            return self.record_vertex(identity, part, fn, title, args)
+        if vertex.forms is not None and calls is self.calls:
+            def general(args: tuple[Any, ...]) -> Any:
+                return self.record_vertex(identity, part, fn, title, args)
 
-    def _vertex_entry(self, calls: Calls, key: Any, identity: Any, part: Any, fn: Any, title: Any,
-                      args: tuple[Any, ...]) -> tuple[Entry, ListCall | None, Any]:
-        """What a vertex call is; and, if calls with lists of all lengths are the same, how it is one of them."""
-        numbered, specs = _numbered(args), [s for s in key[4:] if type(s) is int and s >= 0]
-        signature = self._vertex_signature(key, identity, fn, _title(title), numbered, specs)
-        training = self.training
+            hooks = (identity._forward_hooks, identity._forward_pre_hooks) if part is None else ()
+            self._go_short(calls, state, vertex_key(identity, part), vertex, entry, operands, general, hooks)
+        return result
 
-        def run_nested(block: Any, arguments: Any) -> Any:
-            with autograd.pause(train_mode=training):
-                return fn(block, *arguments)
+    def _vertex_entry(self, calls: Calls, specs: list[Any], kinds: list[str], identity: Any, part: Any, fn: Any,
+                      title: Any, args: tuple[Any, ...]) -> tuple[Entry, KnownVertex]:
+        """What a vertex call is, in these calls and by itself."""
+        vertex = find_vertex(tuple(specs[4:]), kinds, identity, part, fn, title, args, self.recording, self.training)
+        signature = vertex.signature
+        for p in signature.params:
+            if not p.parameter._differentiable and (    # running statistics
+                    self.recording or id(p.parameter.data(signature.context)) in self._updated):
+                raise ProgramError(f"{p.name} is updated by backward passes")
+        key = (vertex.runs, self.recording, *vertex.kinds)
+        entry = calls.by_key.get(key)           # (calls with lists of all lengths have one)
+        if entry is None:
+            numbers = tuple([kind == "i" for kind in vertex.kinds])
+            entry = calls.by_key[key] = calls.new_entry(vertex.runs, self.recording, identity=(identity, part),
+                                                        numbers=numbers)
+        return entry, vertex
 
-        for listed in list_calls(args, numbered, specs):
-            joined = join_lengths(_signatures_of(identity), (key[1], training), listed, signature, specs, run_nested,
-                                  numbered)
-            if joined is not None:
-                short = (joined[0], self.recording)
-                entry = calls.by_key.get(short)
-                if entry is None:
-                    entry = calls.by_key[short] = calls.new_entry(*short, identity=(identity, part))
-                return entry, listed, joined[1]
-        return calls.new_entry(signature, self.recording, identity=(identity, part)), None, None
-
-    def _go_short(self, calls: Calls, state: Any, vertex: Any, forms: Any, place: int, lengths: Any, entry: Entry,
-                  operands: list[LazyArray], general: Any, hooks: tuple[Any, ...]) -> tuple[Entry, list[LazyArray]]:
-        """Let the next call of this vertex with such arguments go the short way; and this one look like it."""
-        signature = entry.signature
-        key = (state, vertex, forms, signature.structure, len(entry.owners), place)
+    def _go_short(self, calls: Calls, state: Any, name: Any, vertex: KnownVertex, entry: Entry,
+                  operands: list[LazyArray], general: Any, hooks: tuple[Any, ...]) -> None:
+        """Let the next call of this vertex with such arguments go the short way."""
+        signature, place = vertex.runs, -1 if vertex.listed is None else vertex.listed.place
+        key = (state, name, vertex.forms, signature.structure, len(entry.owners), place)
         entries = calls.forms.get(key)
         if entries is None:
             entries = calls.forms[key] = {}
             table = calls.ways(state)[0]
-            record = make_recorder(*key[2:])(calls, entries, table.get(vertex, general), general, lengths, hooks)
+            record = make_recorder(*key[2:])(calls, entries, table.get(name, general), general, vertex.lengths, hooks)
             if calls.sealed:                    # asked behind it: it may be bound to a log that nobody reads
-                return entry, operands
-            table[vertex] = record
-        fixed = forms if place < 0 else forms[:place] + forms[place + 1:]
-        kinds = [form for form in flat_form(fixed) if form in (*KEYED, "i", "n")]
-        if "i" in kinds:
-            entry = calls.new_entry(signature, entry.cls.recorded, numbers=tuple(kind == "i" for kind in kinds))
-            operands[:len(kinds)] = [calls.number(x) if kind == "i" else x for x, kind in zip(operands, kinds)]
-        owners = [owner_of(x) for x, kind in zip(operands, kinds) if kind in KEYED]
-        owners += [owner_of(x) for x in operands[len(kinds):len(kinds) + signature.slots]]
+                return
+            table[name] = record
+        count = len(vertex.kinds)
+        owners = [owner_of(x) for x, kind in zip(operands, vertex.kinds) if kind in KEYED]
+        owners += [owner_of(x) for x in operands[count:count + signature.slots]]
         entries[tuple(owners)] = (entry.number, *entry.owners)
-        return entry, operands
 
-    def _collect(self, x: Any, calls: Calls, operands: list[LazyArray], specs: list[Any]) -> None:
-        """Append what stands for an argument, and to `specs` what makes the signature: specs, nesting, constants."""
+    def _collect(self, x: Any, calls: Calls, operands: list[LazyArray], specs: list[Any], kinds: list[str]) -> None:
+        """Append what stands for an argument; to `specs` what makes the signature: specs, nesting, constants; and to
+        `kinds` the form of each operand."""
         if isinstance(x, (list, tuple)):
             specs.append(type(x))
             specs.append(-1 - len(x))
             for y in x:
-                self._collect(y, calls, operands, specs)
+                self._collect(y, calls, operands, specs, kinds)
         elif x is None or isinstance(x, (bool, str)):
             specs.append((x, "static"))
         elif isinstance(x, (NDArray, *_DATA)):
-            operand = calls.operand(x) if isinstance(x, NDArray) else calls.data(x)
+            kind = operand_form(x)
+            operand = calls.operand(x) if kind == "a" else calls.word(x) if kind == "i" else calls.data(x)
             if operand is NO_ARRAY:
                 raise TypeError(f"an argument {self.why_apart(x)}")
             owner = owner_of(operand)
             if owner is None:                   # it gets its value right now, and comes from outside then
-                return self._collect(x, calls, operands, specs)
+                return self._collect(x, calls, operands, specs, kinds)
             operands.append(operand)
             specs.append(owner.spec)
+            kinds.append(kind)
         else:
             raise TypeError(f"an argument is a {type(x).__name__}; a vertex takes arrays, numbers, and lists of them")
 
@@ -374,42 +375,6 @@ class Recorder(Listener):
         """Run the code of a vertex that has no program; its operators are recorded one by one."""
         self.alone(reason)
         return fn(identity, *as_arrays(args))
-
-    def _vertex_signature(self, key: Any, identity: Any, fn: Any, title: str, numbered: Any,
-                          specs: list[int]) -> Signature:
-        known = _signatures_of(identity)
-        signature_key = (key[1], self.training, key[4:])
-        if signature_key not in known or not known[signature_key].is_current():
-            signature = vertex_signature(fn, identity, title, numbered, specs, self.training)
-            sparse = [p.name for p in signature.params if p.parameter._grad_stype != "default"
-                      and not signature.only_looks_up(p)]
-            if sparse and self.recording:
-                raise ProgramError(f"the gradient of {sparse[0]} is row_sparse, and it is not only looked up")
-            known[signature_key] = signature
-        signature = known[signature_key]
-        for p in signature.params:
-            if not p.parameter._differentiable and (    # running statistics
-                    self.recording or id(p.parameter.data(signature.context)) in self._updated):
-                raise ProgramError(f"{p.name} is updated by backward passes")
-        return signature
-
-
-def vertex_key(identity: Any, part: Any) -> Any:
-    """The name of a vertex in the table of short ways; whoever is there holds both, so that the ids are their own."""
-    return id(identity) if part is None else (id(identity), id(part))
-
-
-_vertex_signatures: dict[int, tuple[Any, dict[Any, Signature]]] = {}     # id of a block or function -> its signatures
-
-
-def _signatures_of(identity: Any) -> dict[Any, Signature]:
-    """The signatures of this very object (equal ones have their own), for as long as it lives."""
-    number = id(identity)
-    if number not in _vertex_signatures:
-        alive = weakref.ref(identity, lambda _, table=_vertex_signatures: table.pop(number, None))
-        _vertex_signatures[number] = (alive, {})
-    return _vertex_signatures[number][1]
-
 
 _UPDATED = {"BatchNorm": (3, 4)}                # operands that the backward pass of a trained operator writes
 _NEVER_SHORT = {*INDEX_OPERANDS, *_UPDATED}     # what stands for their operands depends on more than the owners
@@ -419,7 +384,7 @@ _TERMS = 8              # sums of more matrices are made of sums of so many, so 
 
 def _list_key(name: str, attrs: dict[str, Any], owner: Any, count: int) -> Any:
     """The short way to an operator on any number of rows of one owner; how many are joined is part of the result."""
-    return (name, str(attrs.get("dim")), owner, count if name == "Concat" else -1)
+    return (name, owner, None) if name == "add_n" else (name, str(attrs.get("dim")), owner, count)
 
 
 def _add_in_parts(arrays: Any) -> Any:
@@ -430,19 +395,3 @@ def _add_in_parts(arrays: Any) -> Any:
 
 
 _LISTS = ("SliceChannel", "_split_v2")          # operators that return a list even of one
-
-
-def _title(of: Any) -> str:
-    return of if isinstance(of, str) else f"{type(of).__name__} {of.name}"
-
-
-def _numbered(nested: Any) -> Any:
-    """The same nesting with operand numbers."""
-    count = iter(range(1 << 30))
-
-    def number(part: Any) -> Any:
-        if isinstance(part, (list, tuple)):
-            return type(part)(number(p) for p in part)
-        return part if part is None or isinstance(part, (bool, str)) else next(count)
-
-    return number(nested)

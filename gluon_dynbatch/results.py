@@ -73,16 +73,15 @@ class Heads:
 
     def messages(self, buffer: int, row_shape: tuple[int, ...], dtype: Any, heads: Any, grads: Sequence[Any]) -> Any:
         """Gradients of some of the heads (None: ones) as messages of a buffer; zeros for the others."""
-        mine = self.of(buffer)
-        part = np.zeros((int(self.widths[mine].sum()), *row_shape), dtype)
-        chosen = np.flatnonzero(self.buffers[heads] == buffer)
-        if all(grads[k] is None for k in chosen):
-            np.add.at(part, _stretches(self.offsets[heads[chosen]], self.widths[heads[chosen]]), 1)
-        else:
-            for k in chosen:
-                start = int(self.offsets[heads[k]])
-                stretch = part[start:start + int(self.widths[heads[k]])]
-                stretch += 1 if grads[k] is None else grads[k].reshape(stretch.shape)
+        part = np.zeros((int(self.widths[self.of(buffer)].sum()), *row_shape), dtype)
+        chosen = self.buffers[heads] == buffer
+        if all([g is None for g in grads]):
+            part[_stretches(self.offsets[heads[chosen]], self.widths[heads[chosen]])] = 1
+            return part
+        for k in np.flatnonzero(chosen):        # (of one that comes twice the last counts, as in MXNet)
+            start = int(self.offsets[heads[k]])
+            stretch = part[start:start + int(self.widths[heads[k]])]
+            stretch[...] = 1 if grads[k] is None else grads[k].reshape(stretch.shape)
         return part
 
 
@@ -123,6 +122,8 @@ class Flushed:
         self.taped: dict[int, Any] | None = None    # value -> NDArray on the tape, once they are there
         self.bases: dict[int, Any] = {}             # value -> NDArray whose views share its memory
         self.freed = False
+        self._numbers: dict[int, Any] = {}          # value -> numpy array, of those that nobody has read yet
+        self._taken: set[int] = set()               # specs that these are of
 
     # ---- values ------------------------------------------------------------------------------
 
@@ -130,8 +131,10 @@ class Flushed:
         """The number of a recorded value; -1 if it was only made on the way to others."""
         return recorded if self._value_of is None else int(self._value_of[recorded])
 
-    def number_of(self, array: LazyArray) -> int:
-        return self.number(array.token - FIRST)
+    def numbers(self, tokens: Sequence[int]) -> Any:
+        """The numbers of values by their tokens: int64 array."""
+        recorded = np.array(tokens, np.int64) - FIRST
+        return recorded if self._value_of is None else self._value_of[recorded]
 
     def has(self, value: int) -> bool:
         """Whether a value is in a buffer; not where it was only made on the way to others."""
@@ -146,9 +149,17 @@ class Flushed:
         """A value as a numpy array; None if it shares memory with others, so that it must become an NDArray."""
         if self.taped or value in self.bases or value in self.views or value in self.viewed:
             return None
+        taken = self._numbers.pop(value, None)
+        if taken is not None:
+            return taken
         start, spec = int(self.g.value_rows[value]), self.specs[value]
-        rows = self.run.numpy(int(self.g.value_buffers[value]), start, start + WIDTHS[spec])
-        return rows.reshape(SPECS[spec].shape)
+        buffer, shape = int(self.g.value_buffers[value]), SPECS[spec].shape
+        if shape == (1,) and spec not in self._taken and len(self.r.heads) > 1:
+            self._taken.add(spec)               # a loss, as a rule: all of them are read, one by one
+            mine = self.r.heads[self.specs[self.r.heads] == spec]
+            self._numbers.update(zip(mine.tolist(), self.run.numpy_rows(buffer, self.g.value_rows[mine])))
+            return self.numpy(value)
+        return self.run.numpy(buffer, start, start + WIDTHS[spec]).reshape(shape)
 
     def array_of(self, value: int) -> Any:
         if self.taped is None:
@@ -170,7 +181,7 @@ class Flushed:
 
     def materialise(self, array: LazyArray) -> Any:
         """Let a LazyArray become an NDArray; its handle."""
-        value = self.number_of(array)
+        value = self.number(array.token - FIRST)
         if value in self.bases:                # somebody has a view of it: another handle on the same memory
             made = self.bases[value].reshape(self.bases[value].shape)
         else:
@@ -198,7 +209,7 @@ class Flushed:
         if not self.s.active[self.s.maker[values]].all():
             return False
         # The results may be the losses of many samples, each with a pass of its own: all of them end what is kept.
-        last = not retain_graph and len(np.unique(values)) == len(self.heads.values)
+        last = not retain_graph and len(set(values.tolist())) == len(self.heads.values)
         leaves, params = self._wanted(self._reached(values))
         variables = self._variables(leaves, params)
         # (An array that an operator on the tape has read looks like one on the tape from afar.)
@@ -234,7 +245,7 @@ class Flushed:
     def _targets(self, variables: dict[Any, tuple[Any, Any]]) -> dict[Any, Any]:
         """The memory of gradients that the run may write by itself: dense ones that come from one side only."""
         mx.nd.waitall()                         # nobody may still be reading what is written now
-        count = Counter(id(data) for data, _ in variables.values())
+        count = Counter([id(data) for data, _ in variables.values()])
         return {self._name(name): target_of(data, parameter) for name, (data, parameter) in variables.items()
                 if count[id(data)] == 1 and not is_sparse(parameter) and not self._has_rows(name)}
 

@@ -7,7 +7,7 @@ import gc
 import threading
 from typing import Any
 
-from cavs_core import Hooks, listening, wrap_backward
+from cavs_core import Hooks, listening, thread_state, wrap_backward
 from cavs_core.mxnet_compat import autograd, mx
 
 from .config import Config
@@ -132,7 +132,8 @@ def _watching(recorder: Recorder):
 def _setter(what: str) -> Any:
     def make(original: Any) -> Any:
         def switch(state):
-            if _local.scope is not None:
+            # (Not where nobody listens: a flush pauses autograd for itself, and lets it go on.)
+            if _local.scope is not None and thread_state.listener is not None:
                 _local.scope.recorder.switch(what, bool(state))
             return original(state)
         return switch

@@ -10,7 +10,8 @@ from cavs_core import thread_state
 from cavs_core.mxnet_compat import gluon, mx
 
 from .fastpath import compiled
-from .recorder import Recorder, vertex_key
+from .known_vertices import vertex_key
+from .recorder import Recorder
 from .values import as_arrays
 
 __all__ = ["vertex"]

@@ -187,6 +187,8 @@ class Harness:
         self.values, self.operators = [2, (3, 4)], {}
         for first in (self.own, outside):
             self.operators["FC", ("units", 2), ("shape", (3, 4)), first, self.own] = SimpleNamespace(append=self.append)
+        self.append_list = make_append(0, 0, 1, 1)(calls, 3, (self.out,))
+        self.operators["add_n", self.own, None] = SimpleNamespace(append=self.append_list)
         self.operator = make_operators(calls, self.operators)
 
     def args(self, **others):
@@ -201,8 +203,15 @@ class Harness:
             self.handed_on.append((name,))
         return made
 
+    def call_list_operator(self, *arrays):
+        """As its function was called: nobody has looked at the arguments."""
+        made = self.operator("add_n", arrays, [], [])
+        if made is NotImplemented:
+            self.handed_on.append(arrays)
+        return made
+
     def tracked(self):
-        return [self.operators, self.append, self.values, self.values[1], NotImplemented,
+        return [self.operators, self.append, self.append_list, self.values, self.values[1], NotImplemented,
                 self.own, self.out, self.array, self.data, self.word, self.number, self.a, self.b, self.entry,
                 self.entries, self.list_entries, self.pairs, self.pairs[0], self.calls, self.calls.log, self.calls.made,
                 self.handed_on, self.lengths, None, True, RETRY, LazyArray, NO_ARRAY, *self.calls.owners.values()]

@@ -44,6 +44,12 @@ def late_operator(h):
     assert h.calls.asked
 
 
+def late_list_operator(h):
+    h.calls.watchers[:], h.calls.late = ["a test"], True
+    h.call_list_operator(h.a, h.b)
+    assert h.calls.asked
+
+
 def fail_in_too_late(h):
     h.calls.watchers[:], h.calls.too_late = ["a test"], fails
     h.record(h.args())
@@ -93,10 +99,14 @@ HANDED_ON = {
     "operands of others": lambda h: h.call_operator(arrays=[h.b, h.array]),
     "no operands": lambda h: h.call_operator(arrays=[]),
     "too many operands": lambda h: h.call_operator(arrays=[h.a] * 33),
-    "operands in a tuple": lambda h: h.call_operator(arrays=(h.a, h.b)),
     "an operand without owner": lambda h: h.call_operator(arrays=[LazyArray(), h.b]),
     "no operand": lambda h: h.call_operator(arrays=["array", h.b]),
     "an operator too late": late_operator,
+    "arguments of others": lambda h: h.call_list_operator(h.a, h.array),
+    "arguments that are no arrays": lambda h: h.call_list_operator(h.a, "array"),
+    "an argument without owner": lambda h: h.call_list_operator(LazyArray(), h.a),
+    "no arguments": lambda h: h.call_list_operator(),
+    "arguments too late": late_list_operator,
     "too late": late,
 }
 PATHS = {
@@ -108,6 +118,8 @@ PATHS = {
     "an operator": (None, lambda h: h.call_operator()),
     "an operator on an outside array": (None, lambda h: (h.calls.outside(h.array), h.call_operator(
         arrays=[h.array, h.b]))),
+    "an operator's arguments": (None, lambda h: h.call_operator(arrays=(h.a, h.b))),
+    "any number of arguments": (None, lambda h: h.call_list_operator(*[h.a, h.b] * 30)),
     "no array stands for an operand": (TypeError, lambda h: h.calls.leaf_of.update({id(h.data): 3}) or h.call_operator(
         arrays=[h.data, h.b])),
     "an operator with fewer arguments": (TypeError, lambda h: h.operator("FC", [h.a, h.b], [])),

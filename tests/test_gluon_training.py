@@ -248,6 +248,18 @@ def pass_some(net):
     autograd.backward(losses_of(net)[1:3])
 
 
+def pass_from_one_twice(net):
+    losses = losses_of(net)
+    autograd.backward([losses[2], losses[0], losses[2]], retain_graph=True)
+    autograd.backward([losses[2], losses[0], losses[2]], [nd.ones((1,)) * k for k in (2, 3, 4)])
+
+
+def pass_with_some_gradients(net):
+    with autograd.record():
+        outs = [net(x) ** 2 for x in vectors()]
+    autograd.backward(outs, [None, nd.ones((1, 4)) * 3, None, nd.ones((1, 4))])
+
+
 def pass_twice_anew(net):
     for _ in range(2):
         sum_of(losses_of(net)).backward()
@@ -286,8 +298,8 @@ def pass_and_clip(net):
     gluon.utils.clip_global_norm([p.grad() for p in net.collect_params().values()], 0.1)
 
 
-PASSES = [pass_twice, pass_some, pass_each, pass_twice_anew, pass_with_gradients, pass_with_gradients_of_the_scope,
-          pass_grad, pass_and_clip]
+PASSES = [pass_twice, pass_some, pass_from_one_twice, pass_with_some_gradients, pass_each, pass_twice_anew,
+          pass_with_gradients, pass_with_gradients_of_the_scope, pass_grad, pass_and_clip]
 
 
 @pytest.mark.parametrize("run", PASSES, ids=lambda run: run.__name__)

@@ -11,9 +11,11 @@ import gluon_dynbatch as gdb
 from cavs_core.backends.native_cpu.run import NativeRun
 from cavs_core.executor import Run
 from cavs_core.mxnet_compat import autograd, gluon, mx
+from gluon_dynbatch import plan_cache
 from gluon_dynbatch.choose import AUTO
 from gluon_dynbatch.graphs import plan_graphs, samples_of
 from gluon_dynbatch.methods import Method
+from gluon_dynbatch.plan_cache import PATIENCE
 from gluon_dynbatch.planning import PLANS, PlanCache
 from gluon_dynbatch.policies import POLICIES, Problem, check_plan
 
@@ -117,6 +119,36 @@ def test_the_cache_is_bounded_and_keeps_what_was_used_last():
     assert cache.get(1, arrays[1]) is None and cache.get(0, arrays[0])[1] == 0 and len(cache) == 3
     cache.put(4, [np.zeros(1000)], 4)           # larger than all of it
     assert len(cache) == 3 and cache.num_bytes <= cache.max_bytes
+
+
+def test_what_never_comes_again_is_not_kept():
+    cache, arrays = PlanCache(), [np.arange(3)]
+    for k in range(3 * PATIENCE):
+        assert cache.get(k, arrays) is None
+        cache.put(k, arrays, k)
+    assert len(cache) == PATIENCE
+    cache.put("again", arrays, 1)
+    assert cache.get("again", arrays) is None
+    cache.put("again", arrays, 2)               # the second time it is
+    assert cache.get("again", arrays)[1] == 2
+    for k in range(PATIENCE):                   # somebody asked: all is kept for a while
+        cache.put(-1 - k, arrays, k)
+    assert len(cache) == 2 * PATIENCE + 1
+    cache.put(0, arrays, "another")             # what is there may be replaced
+    assert cache.get(0, arrays)[1] == "another"
+    cache.clear()
+    cache.put("new", arrays, 1)
+    assert cache.get("new", arrays)[1] == 1
+
+
+def test_keys_without_a_plan_are_forgotten_in_the_end(monkeypatch):
+    monkeypatch.setattr(plan_cache, "MOST", 4)
+    cache = PlanCache()
+    for k in range(PATIENCE + 5):
+        cache.put(k, [], k)
+    for k in (PATIENCE, PATIENCE + 4):          # met five and one puts ago
+        cache.put(k, [], k)
+    assert cache.get(PATIENCE, []) is None and cache.get(PATIENCE + 4, [])[1] == PATIENCE + 4
 
 
 # ---- in a scope ------------------------------------------------------------------------------
@@ -288,9 +320,9 @@ def test_what_is_known_of_a_block_does_not_grow_with_the_steps():
         pass
 
     cache, block = PlanCache(max_bytes=4 * 8 * 30), Block()
-    for k in range(100):
+    for k in range(PATIENCE):
         cache.put(k, [np.full(10, k)], k, [block])
-    assert len(cache) == 3 and cache._of_block[id(block)] == {97, 98, 99}
+    assert len(cache) == 3 and cache._of_block[id(block)] == {PATIENCE - 3, PATIENCE - 2, PATIENCE - 1}
     del block
     gc.collect()
     assert len(cache) == 0 and not cache._of_block

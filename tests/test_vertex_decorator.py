@@ -356,3 +356,52 @@ def test_graph_and_drawing(tmp_path):
         pass
     empty.draw(str(tmp_path / "empty.svg"))
     assert "0 calls" in empty.explain()
+
+
+# ---- what is known of a vertex from one flush to the next ----------------------------------------
+
+
+@gdb.vertex
+class Scaled(gluon.HybridBlock):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(1, 3), init="ones")
+
+    def hybrid_forward(self, F, x, number, weight):
+        return F.broadcast_mul(F.broadcast_mul(x, weight), number)
+
+
+@pytest.mark.parametrize("numbers", [[2, 2.0, np.float32(2), np.array([2.0]), np.int64(2), 1 << 40],
+                                     [2.0, 2, 2.0], [np.array([3.0]), 3, 3.5]], ids=str)
+def test_numbers_of_every_kind_in_several_flushes(numbers):
+    """They have one signature; in the log only small integers stand as they are."""
+    net, x = Scaled(), mx.nd.array([[1.0, 2.0, 3.0]])
+    net.initialize()
+    for flush in range(2):
+        with gdb.batching(check=True) as scope:
+            made = [(net(x, number), number) for number in numbers[flush:] * 3]
+        assert scope.stats.calls == len(made) and not scope.stats.fallbacks
+        for y, number in made:
+            np.testing.assert_allclose(y.asnumpy(), x.asnumpy() * np.float32(number), rtol=1e-6)
+
+
+def test_a_vertex_whose_parameters_were_cast_is_traced_anew():
+    net = Scaled()
+    net.initialize()
+    for dtype in ("float32", "float64", "float32"):
+        net.cast(dtype)
+        x = mx.nd.array([[1.0, 2.0, 3.0]], dtype=dtype)
+        for _ in range(2):
+            with gdb.batching():
+                made = [net(x, y) for y in [mx.nd.array([2.0], dtype=dtype)] * 3]
+            assert [y.dtype for y in made] == [np.dtype(dtype).type] * 3
+            np.testing.assert_allclose(made[2].asnumpy(), 2 * x.asnumpy())
+
+
+def test_word_ids_are_no_leaves():
+    net, x = Scaled(), mx.nd.ones((1, 3))
+    net.initialize()
+    with gdb.batching() as scope:
+        net(x, 3)
+        assert len(scope.recorder.calls.leaves) == 1 and len(scope.recorder.calls.entries) == 1

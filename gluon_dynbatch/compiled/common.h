@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum {INTERFACE = 4};                           /* the same number as in fastpath.py */
+enum {INTERFACE = 5};                           /* the same number as in fastpath.py */
 
 static struct {
     PyTypeObject *lazy, *ndarray, *integer;

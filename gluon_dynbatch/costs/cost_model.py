@@ -76,6 +76,9 @@ class Device:
             if not good:
                 raise ValueError(f"Device({name}={value!r}): expected {wanted}")
 
+    def __hash__(self) -> int:          # (of some: plans are found by it in every flush)
+        return hash((self.name, self.fingerprint))
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -192,7 +195,8 @@ class CostModel:
             ratios.append(ratio)
             self._counts[key] += 1
             weight = max(1 / (self._counts[key] + 1), 0.2)          # the model itself counts as one measurement
-            self._factors[key] = factor ** (1 - weight) * statistics.median_low(ratios) ** weight
+            median = sorted(ratios)[(len(ratios) - 1) // 2]
+            self._factors[key] = factor ** (1 - weight) * median ** weight
 
     def corrected(self, key: Hashable, predicted_ms: float) -> float:
         """A prediction times what was learned for its key, such as "forward" or the title of a class."""

@@ -1,0 +1,120 @@
+"""Vertices: what their calls are, remembered from flush to flush for as long as the block lives."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+from cavs_core import ProgramError
+from cavs_core.mxnet_compat import autograd
+
+from .fastpath import form_of
+from .lists import ListCall, join_lengths, list_calls
+from .signature import Signature, vertex_signature
+
+__all__ = ["KnownVertex", "find_vertex", "title_of", "vertex_key"]
+
+
+class KnownVertex(NamedTuple):
+    """What calls of a vertex with such arguments are, in every flush.
+
+    Attributes
+    ----------
+    signature : as traced
+    runs : what is recorded: the same, or the signature of calls with lists of all lengths
+    listed, lengths : how the call is one of these, and the lengths that they have; None if it is none
+    forms : of the arguments, if there is a short way for them; see `fastpath.form_of`
+    kinds : forms of the operands, but for those in the list
+    is_final : whether nothing can come out differently the next time
+    """
+
+    signature: Signature
+    runs: Signature
+    listed: ListCall | None
+    lengths: Any
+    forms: Any
+    kinds: list[str]
+    is_final: bool
+
+    def is_current(self) -> bool:
+        """Whether the parameters still are what was traced."""
+        return self.signature.is_current() and (self.runs is self.signature or self.runs.is_current())
+
+
+def find_vertex(specs: tuple[Any, ...], kinds: list[str], identity: Any, part: Any, fn: Any, title: Any,
+                args: tuple[Any, ...], recording: bool, training: bool) -> KnownVertex:
+    """What a call of a vertex is; raises TraceError or ProgramError where it has no program.
+
+    Parameters
+    ----------
+    specs : what makes the signature: spec numbers of the operands, nesting, constants
+    kinds : forms of the operands
+    identity, part, fn, title, args : see `Recorder.record_vertex`
+    """
+    known, key = _known_of(identity), ("call", id(part), training, *specs, *kinds)
+    vertex = known.get(key)
+    if vertex is None or not vertex.is_current():
+        vertex = _look_at(known, specs, kinds, identity, part, fn, title, args, recording, training)
+        if vertex.is_final:
+            known[key] = vertex
+    return vertex
+
+
+def _look_at(known: dict[Any, Any], specs: tuple[Any, ...], kinds: list[str], identity: Any, part: Any, fn: Any,
+             title: Any, args: tuple[Any, ...], recording: bool, training: bool) -> KnownVertex:
+    """Trace a call, or take the trace of such a call; and see whether calls with lists of all lengths are one."""
+    numbered, of_operands = _numbered(args), [s for s in specs if type(s) is int and s >= 0]
+    key, tried = (id(part), training, specs), False
+    if key not in known or not known[key].is_current():
+        made = vertex_signature(fn, identity, title_of(title), numbered, of_operands, training)
+        sparse = [p.name for p in made.params if p.parameter._grad_stype != "default" and not made.only_looks_up(p)]
+        if sparse and recording:
+            raise ProgramError(f"the gradient of {sparse[0]} is row_sparse, and it is not only looked up")
+        known[key] = made
+    signature = known[key]
+
+    def run_nested(block: Any, arguments: Any) -> Any:
+        with autograd.pause(train_mode=training):
+            return fn(block, *arguments)
+
+    for listed in list_calls(args, numbered, of_operands):
+        tried = True
+        joined = join_lengths(known, (id(part), training), listed, signature, of_operands, run_nested, numbered)
+        if joined is not None:
+            fixed = listed.order[:len(of_operands) - sum(map(len, listed.elements))]
+            return KnownVertex(signature, joined[0], listed, joined[1], listed.forms, [kinds[k] for k in fixed], True)
+    return KnownVertex(signature, signature, None, None, form_of(args), kinds, not tried)
+
+
+def vertex_key(identity: Any, part: Any) -> Any:
+    """The name of a vertex in the table of short ways; whoever is there holds both, so that the ids are their own."""
+    return id(identity) if part is None else (id(identity), id(part))
+
+
+def title_of(vertex: Any) -> str:
+    """A name, or the block that has one, as reports show it."""
+    return vertex if isinstance(vertex, str) else f"{type(vertex).__name__} {vertex.name}"
+
+
+_known: dict[int, tuple[Any, dict[Any, Any]]] = {}      # id of a block or function -> what is known of it
+
+
+def _known_of(identity: Any) -> dict[Any, Any]:
+    """Signatures and vertices of this very object (equal ones have their own), for as long as it lives."""
+    number = id(identity)
+    if number not in _known:
+        alive = weakref.ref(identity, lambda _, table=_known: table.pop(number, None))
+        _known[number] = (alive, {})
+    return _known[number][1]
+
+
+def _numbered(nested: Any) -> Any:
+    """The same nesting with operand numbers."""
+    count = iter(range(1 << 30))
+
+    def number(part: Any) -> Any:
+        if isinstance(part, (list, tuple)):
+            return type(part)(number(p) for p in part)
+        return part if part is None or isinstance(part, (bool, str)) else next(count)
+
+    return number(nested)

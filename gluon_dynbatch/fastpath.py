@@ -317,15 +317,18 @@ def _record(call: list[str], structure: Any, num_outputs: int, too_late: str) ->
     """Code that makes the results and appends to the log what `call` names so.
 
     `made` grows before the log, so that whoever sees a call in the log finds the tokens of its results; and by `+=`,
-    so that no interrupt comes between the two: Python looks for one where it calls a function.
+    so that no interrupt comes between the two: Python looks for one where it calls a function. Where it makes an object
+    the collector may run, and with it code that records: then the tokens are taken, and the call is recorded anew.
     """
-    lines = ["        t0 = FIRST + len(made)"]
-    lines += [f"        t{k} = t0 + {k}" for k in range(1, num_outputs)]
+    lines = [f"        r{k} = LazyArray()" for k in range(num_outputs)]
+    lines += ["        t0 = FIRST + len(made)", *[f"        t{k} = t0 + {k}" for k in range(1, num_outputs)]]
     for k in range(num_outputs):
-        lines += [f"        r{k} = LazyArray()", f"        r{k}.owner = o{k}", f"        r{k}.token = t{k}"]
+        lines += [f"        r{k}.owner = o{k}", f"        r{k}.token = t{k}"]
     return lines + [
         *["        " + line for line in call],
-        f"        made += ({_listed(_outputs('t', num_outputs))})",
+        f"        tokens = ({_listed(_outputs('t', num_outputs))})",
+        f"        if len(made) + FIRST != t0: return {too_late}",
+        "        made += tokens",
         "        log += call",
         f"        if watchers and calls.too_late(t0): return {too_late}",
         f"        return {_structure_code(structure)}"]

@@ -79,7 +79,10 @@ def run_calls(calls: Any, reason: str) -> Flushed:
         run = make_run(native, layout, plans, context, arrays, fills)
         # (Not the tables, which would be a ring.)
         of_run, extra = run.estimate(), recorded_bytes(len(log.words), log.known.num_values) + tables.num_bytes
+        extra += runs.num_bytes if runs is not tables else 0
         stats.estimates.append(lambda: of_run() + extra + planned.num_bytes)
+        sample.calls, checked = log.known.num_calls, (log.recorded(), log.entries) if scope.config.check else ()
+        del log                                 # a long one takes as much memory as its tables
         run.forward()
     finished = time.perf_counter()
     note_seconds(plans, finished - analyzed)
@@ -91,9 +94,9 @@ def run_calls(calls: Any, reason: str) -> Flushed:
             cost_model(place).observe("backward", backward_ms, ms)
 
     flushed = Flushed(run, calls, tables, planned, note_backward)
-    if scope.config.check:
-        check_calls(flushed, log.recorded(), log.entries)
-    sample.calls, sample.analyze_ms = log.known.num_calls, (analyzed - start) * 1e3
+    if checked:
+        check_calls(flushed, *checked)
+    sample.analyze_ms = (analyzed - start) * 1e3
     sample.ms += (finished - start) * 1e3
     stats.flushes += 1
     stats.calls += sample.calls

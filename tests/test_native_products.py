@@ -189,7 +189,6 @@ assert WIDE_BYTES == 32
 import test_native_products as t
 for rows in (1, 5, 9, 70):
     t.TestPackedProducts().check("float32", True, rows, 33, 29, rows % 2)
-    t.check_product(t.products.product_nn, "float32", rows, 50, 97, rows % 2, t.OWN)
 t.test_sum_product("float32", t.OWN, 900)
 """
     told = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+bmi,+bmi2,+lzcnt,+popcnt"}

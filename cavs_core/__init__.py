@@ -27,7 +27,18 @@ from .face import RunOutput, RunStats, run
 from .gradients import as_arrays_like, is_sparse, target_of, write_gradient
 from .graph import InputGraph
 from .hooks import Hooks
-from .layout import ClassLayout, Layout, Place, Read, RowIndex, Segments, frames_of, offsets_of, plan_messages
+from .layout import (
+    ClassLayout,
+    Layout,
+    Place,
+    Read,
+    RowIndex,
+    Segments,
+    frames_of,
+    no_messages,
+    offsets_of,
+    plan_messages,
+)
 from .lazy import LazyArray, Listener, become_array, let_change, listening, tell, thread_state
 from .leaf_copy import copy_arrays
 from .ops import Builder, lookup, supports
@@ -49,8 +60,9 @@ __all__ = [
     "SHARED", "Segments", "Shared", "TapeBridge", "Target", "UNTOUCHED", "VertexProgram", "WRITTEN", "add_equal_rows",
     "address_of_data", "agrees", "are_ready", "array_at", "as_arrays_like", "become_array", "cache_folder",
     "copy_arrays", "flatten", "frames_of", "have_run", "inactive", "is_sparse", "kernel_sources", "let_change",
-    "listening", "lookup", "make_run", "map_nested", "need_gradient", "note_seconds", "offsets_of", "on_tape",
-    "one_row_program", "own_outputs", "plan_class", "plan_messages", "respecified", "roll", "runs_in_the_end",
-    "runs_natively", "supports", "target_of", "tell", "thread_state", "view_of_data", "wrap_backward", "write_gradient",
+    "listening", "lookup", "make_run", "map_nested", "need_gradient", "note_seconds", "no_messages", "offsets_of",
+    "on_tape", "one_row_program", "own_outputs", "plan_class", "plan_messages", "respecified", "roll",
+    "runs_in_the_end", "runs_natively", "supports", "target_of", "tell", "thread_state", "view_of_data",
+    "wrap_backward", "write_gradient",
 ]
 __version__ = "0.1.0"

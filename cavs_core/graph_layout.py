@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from .graph import InputGraph, IntArray
-from .layout import ClassLayout, Layout, Messages, Place, Read, RowIndex, Segments, plan_messages
+from .layout import ClassLayout, Layout, Messages, Place, Read, RowIndex, Segments, no_messages
 from .program import Gather, GatherAll, GatherSum, Spec
 from .schedule import Schedule
 
@@ -173,7 +173,7 @@ def lay_out_graphs(graph: InputGraph, schedule: Schedule, class_of: IntArray, in
             pushed=RowIndex(made.rank[mine])))
     layout = Layout(parts, made.order,
                     [graph.num_vertices + 1] * interfaces.num_states + [len(made.pushing)] * interfaces.num_own,
-                    messages + [_NOTHING] * interfaces.num_own, row_specs)
+                    messages + [no_messages()] * interfaces.num_own, row_specs)
     pushed_rows = [(at, made.own_rows if at >= interfaces.num_states else made.state_rows)
                    for at in interfaces.pushed_at]
     return GraphLayout(layout, made.position, made.pushing, pushed_rows)
@@ -203,9 +203,6 @@ def _messages(made: _Numbered, interfaces: Interfaces) -> tuple[list[Messages], 
             found[key] = Messages(total, RowIndex(pull), Segments(indptr, made.rows)), begin
         states.append(found[key])
     return [messages for messages, _ in states], [iter(begin) for _, begin in states]
-
-
-_NOTHING = plan_messages(0, [], [], 1, np.zeros(1, np.int64))
 
 
 # ---- compiled walks --------------------------------------------------------------------------------------------

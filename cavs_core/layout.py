@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from .graph import IntArray
 from .program import Spec
 
 __all__ = ["Frame", "Place", "Read", "RowIndex", "Segments", "Messages", "ClassLayout", "Layout", "frames_of",
-           "offsets_of", "plan_messages"]
+           "no_messages", "offsets_of", "plan_messages"]
 
 
 class Frame(NamedTuple):
@@ -228,10 +228,10 @@ def frames_of(bounds: IntArray, edges: IntArray | None = None) -> IntArray:
     bounds : int64 array, where launches begin and end
     edges : int64 array, where the edges of each row begin and the last ones end; None: there are none
     """
-    return _frames_of(bounds, _NO_EDGES if edges is None else edges)
+    return _frames_of(bounds, _NOTHING if edges is None else edges)
 
 
-_NO_EDGES = np.zeros(0, np.int64)
+_NOTHING = np.zeros(0, np.int64)
 
 
 @njit(cache=True, nogil=True)
@@ -245,13 +245,21 @@ def _frames_of(bounds, edges):  # type: ignore[no-untyped-def]
     return frames
 
 
-def plan_messages(num_rows: int, read: Sequence[IntArray], sent: Sequence[IntArray], num_messages: int,
+def plan_messages(num_rows: int, read: Sequence[IntArray], sent: Sequence[IntArray] | None, num_messages: int,
                   offsets: IntArray) -> Messages:
-    """Group messages by the row that they answer: message sent[k][i] answers a read of row read[k][i]."""
-    rows = np.concatenate([*read, np.zeros(0, np.int64)]).astype(np.int64, copy=False)
-    messages = np.concatenate([*sent, np.zeros(0, np.int64)]).astype(np.int64, copy=False)
-    indptr, by_row = _group_by_row(rows, messages, num_rows)
+    """Group messages by the row that they answer: message sent[k][i] answers a read of row read[k][i].
+
+    Where nothing is said of `sent`, messages are 1, 2, .. in the order of the reads.
+    """
+    rows = np.concatenate([*read, _NOTHING])
+    indptr, by_row = _group_by_row(rows, _NOTHING if sent is None else np.concatenate([*sent, _NOTHING]), num_rows)
     return Messages(num_messages, RowIndex(by_row), Segments(indptr, offsets))
+
+
+@cache
+def no_messages() -> Messages:
+    """Those of a buffer without rows."""
+    return plan_messages(0, [], None, 1, np.zeros(1, np.int64))
 
 
 @njit(cache=True, nogil=True)
@@ -265,6 +273,6 @@ def _group_by_row(rows, messages, num_rows):  # type: ignore[no-untyped-def]
     free = indptr[:-1].copy()
     by_row = np.empty(len(rows), np.int64)
     for i in range(len(rows)):
-        by_row[free[rows[i]]] = messages[i]
+        by_row[free[rows[i]]] = messages[i] if len(messages) else i + 1
         free[rows[i]] += 1
     return indptr, by_row

@@ -17,7 +17,8 @@ from numba import njit
 
 from cavs_core import offsets_of
 
-from .analyzer import ClassInfo, Recording, Scan
+from .analyzer import Recording, Scan
+from .classes import ClassInfo
 from .joining import Groups
 
 __all__ = ["Coarse", "Composition", "Face", "Compositions", "coarsen", "compositions_of",
@@ -142,7 +143,7 @@ def compositions_of(r: Recording, s: Scan, groups: Groups, held: Any, looks: Any
     looks : int64 array, shape (columns,)
         A number for what the operands of a column look like; only those that look alike can be one operand.
     """
-    num_outputs = r.per_class(lambda c: len(c.output_widths))
+    num_outputs = r.facts.num_outputs
     most = int(num_outputs.max())
     part, num_parts, call_of, member_offsets, codes, code_offsets = _describe(
         groups.of_launch, groups.follows, groups.times, groups.member, groups.role, groups.order, groups.offsets,
@@ -157,13 +158,13 @@ def compositions_of(r: Recording, s: Scan, groups: Groups, held: Any, looks: Any
             found.append(_decoded(code.tolist(), r, most))
     parts, classes, outputs, operands = _flat(found, num_outputs, r)
     inside = np.array([read is not None for q in found for reads in q.reads for read in reads], bool)
-    columns = np.array([s.column_offsets[c] + k for q in found for c, reads in zip(q.classes, q.reads)
+    columns = np.array([r.facts.column_offsets[c] + k for q in found for c, reads in zip(q.classes, q.reads)
                         for k in range(len(reads))], np.int64)
     same = np.where(inside, INSIDE, _first_alike(operands, parts, looks[columns]))
     exported = np.zeros(int(outputs[-1]), bool)
     _survey(r.call_class, s.operand_offsets, r.operands, s.value_offsets, s.maker, s.source, groups.of_launch,
             _launches(r, groups), part, of_launch, parts, outputs, operands, held,
-            r.per_class(lambda c: c.alias, bool), call_of, member_offsets, num_parts, exported, same)
+            r.facts.alias, call_of, member_offsets, num_parts, exported, same)
     for a, b in zip(outputs[parts], outputs[parts[1:]]):
         exported[b - 1] |= not exported[a:b].any()          # a program has a result, also if nobody wants it
     faces = [Face(tuple(exported[outputs[a]:outputs[b]].tolist()), tuple(same[operands[a]:operands[b]].tolist()))
@@ -314,7 +315,7 @@ def coarsen(r: Recording, s: Scan, groups: Groups, compositions: Compositions, f
     faces : of each composition; they export at least what is needed, and name no operands the same that differ
     by_rows : of each composition, whether its calls have a position for every row
     """
-    found, num_outputs = compositions.all, r.per_class(lambda c: len(c.output_widths))
+    found, num_outputs = compositions.all, r.facts.num_outputs
     parts, _, outputs, operands = _flat(found, num_outputs, r)
     launch = _launches(r, groups)
     joined = np.where(launch >= 0, compositions.of_launch[groups.of_launch[launch]] >= 0, False)
@@ -326,7 +327,7 @@ def coarsen(r: Recording, s: Scan, groups: Groups, compositions: Compositions, f
     call_class, call_width, call_count, call_first, tokens, new_launch, value_of = _coarsen(
         r.call_class, r.call_width, r.call_count, s.operand_offsets, r.operands, s.value_offsets, launch,
         groups.of_launch, groups.place, groups.order, groups.offsets, s.source,
-        r.per_class(lambda c: c.alias, bool), r.call_first, number, len(kept), compositions.of_launch,
+        r.facts.alias, r.call_first, number, len(kept), compositions.of_launch,
         compositions.call_of, compositions.member_offsets, parts, outputs, operands, exported, chosen)
     classes = [r.classes[c] for c in kept.tolist()]
     classes += [_class_info(r, *both) for both in zip(found, faces, by_rows)]

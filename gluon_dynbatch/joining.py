@@ -136,26 +136,25 @@ def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any, n
     habits : what was learned from other flushes
     teach : called where that is not enough: lets habits learn from what is more telling than these calls
     """
-    aliases = r.per_class(lambda c: c.alias, bool)
-    joinable = joinable & ~aliases & (r.per_class(lambda c: c.slots) == 0)
+    column_offsets, split, aliases = r.facts.column_offsets, r.facts.split, r.facts.alias
+    joinable = joinable & ~aliases & (r.facts.slots == 0)
     if not len(launch) or not joinable[r.call_class].any():
         return None
-    if len(r.classes) * int(s.column_offsets[-1]) > MOST_PAIRS:
+    if len(r.classes) * int(column_offsets[-1]) > MOST_PAIRS:
         return None
     num_launches = int(launch.max()) + 1
     order, bounds = _by_launch(launch, num_launches)
     through = r.operands >= 0                           # .. by way of a call that only names rows
     through[through] = aliases[r.call_class[s.maker[r.operands[through]]]]
-    split = np.array([part for c in r.classes for part in c.split], bool)
     calls = (r.call_class, r.call_width, s.operand_offsets, s.source, through, s.output)
-    classes = (joinable, r.per_class(lambda c: c.recorded, bool), heavy, r.per_class(lambda c: any(c.split), bool),
-               s.column_offsets, split)
+    ragged = np.array([any(info.split) for info in r.classes], bool)
+    classes = (joinable, r.facts.recorded, heavy, ragged, column_offsets, split)
     readers = _readers(s.operand_offsets, s.source)
     apart = np.zeros((len(r.classes), len(split)), bool)
-    producers, columns = np.nonzero(_reads(launch, calls, joinable, s.column_offsets))
-    of_column = np.repeat(np.arange(len(r.classes)), np.diff(s.column_offsets))[columns]
+    producers, columns = np.nonzero(_reads(launch, calls, joinable, column_offsets))
+    of_column = np.repeat(np.arange(len(r.classes)), np.diff(column_offsets))[columns]
     pairs = [(names[a], names[b], k) for a, b, k in zip(producers.tolist(), of_column.tolist(),
-                                                        (columns - s.column_offsets[of_column]).tolist())]
+                                                        (columns - column_offsets[of_column]).tolist())]
     known = habits.apart(pairs)
     settled = known is not None
     if known is None and teach is not None:
@@ -163,7 +162,7 @@ def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any, n
     if known is None:
         first_order = order.copy()
         found = _grow(first_order, bounds, launch.copy(), calls, (*classes, apart), readers)
-        balance = _balance(launch, calls, joinable, s.column_offsets, found[0], first_order, found[-1])
+        balance = _balance(launch, calls, joinable, column_offsets, found[0], first_order, found[-1])
         known = habits.learn(pairs, balance[producers, columns].tolist())
     apart[producers, columns] = known
     found = _grow(order, bounds, launch.copy(), calls, (*classes, apart), readers)

@@ -11,16 +11,18 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import njit
 
-from cavs_core import ClassLayout, Layout, Place, Read, RowIndex, Segments, frames_of, plan_messages
+from cavs_core import ClassLayout, Layout, Place, Read, RowIndex, Segments, frames_of, no_messages, plan_messages
 
 from .analyzer import Grouping, Recording, Scan, group, problem_of, scan
 from .costs.weigh import class_costs
 from .graphs import plan_graphs
+from .heads import Heads
 from .methods import Method
 from .plan_cache import PlanCache
 from .policies import POLICIES, Problem
-from .results import Heads, LeafName
+from .results import LeafName
 from .rounds import Rounds, find_rounds
 from .signature import operand_source
 from .values import BUFFERS, ROW_SPECS, SPECS
@@ -121,22 +123,43 @@ def _plan(tables: Any, method: Method, place: str | None) -> Planned:
     names = [ClassName(cls.signature, cls.where, cls.num_parts or 1, cls.depends) for cls in classes]
     layout, plans, leaf_names, kinds = _lay_out(names, r, scanned, grouping, rounds, tables.buffers, heads,
                                                 tables.wanted_params)
-    fills = find_fills(r.leaf_buffers, grouping.leaf_rows, len(tables.leaves.data))
+    fills = find_fills(r.leaf_buffers, grouping.leaf_rows, len(tables.leaves.data), len(tables.buffers))
     joined = sum(classes[c].num_launches - 1 for c, _ in grouping.order)
     return Planned(names, scanned, grouping, heads, layout, plans, leaf_names, kinds, fills, joined)
 
 
-def find_fills(leaf_buffers: Any, leaf_rows: Any, num_data: int) -> list[Fill]:
+def find_fills(leaf_buffers: Any, leaf_rows: Any, num_data: int, num_buffers: int) -> list[Fill]:
     """The leaves that are rows of each buffer, in the order in which the analyzer placed them: data, then numbers."""
-    found = []
-    placed = np.flatnonzero(leaf_rows >= 0)
-    for b in np.unique(leaf_buffers[placed]).tolist():
-        mine = placed[leaf_buffers[placed] == b]
-        count = int(np.searchsorted(mine, num_data))
-        numbers = mine[count:]
-        first = int(leaf_rows[numbers[0]]) if len(numbers) else 0
-        found.append(Fill(b, mine[:count].tolist(), numbers - num_data, first))
+    leaves, ends = _fills(leaf_buffers, leaf_rows, num_data, num_buffers)
+    found, begin = [], 0
+    for b, (middle, end) in enumerate(ends.tolist()):
+        if end > begin:
+            numbers = leaves[middle:end]
+            first = int(leaf_rows[numbers[0]]) if end > middle else 0
+            found.append(Fill(b, leaves[begin:middle].tolist(), numbers - num_data, first))
+        begin = end
     return found
+
+
+@njit(cache=True, nogil=True)
+def _fills(leaf_buffers, leaf_rows, num_data, num_buffers):  # type: ignore[no-untyped-def]
+    """The leaves that have rows, by buffer; where the data of each buffer end, and its numbers."""
+    counts = np.zeros((num_buffers, 2), np.int64)
+    for leaf in range(len(leaf_rows)):
+        if leaf_rows[leaf] >= 0:
+            counts[leaf_buffers[leaf], int(leaf >= num_data)] += 1
+    free, total = np.empty((num_buffers, 2), np.int64), 0
+    for b in range(num_buffers):
+        for k in range(2):
+            free[b, k] = total
+            total += counts[b, k]
+    leaves = np.empty(total, np.int64)
+    for leaf in range(len(leaf_rows)):
+        if leaf_rows[leaf] >= 0:
+            b, k = leaf_buffers[leaf], int(leaf >= num_data)
+            leaves[free[b, k]] = leaf
+            free[b, k] += 1
+    return leaves, free
 
 
 def make_problem(classes: Sequence[Any], r: Recording, s: Scan, place: str | None) -> Problem:
@@ -159,22 +182,24 @@ def _lay_out(calls: Sequence[Any], r: Recording, s: Scan, g: Grouping, rounds: R
              heads: Heads, wanted_params: Any) -> Any:
     """A layout for the executor, a plan for each class, names of shared leaves, and the kinds of all operands."""
     local = {number: k for k, number in enumerate(buffers)}
-    active = (np.bincount(r.call_class[s.active], minlength=len(r.classes)) > 0).tolist()
+    active = s.class_active.tolist()
     column_wanted, pending, inside = s.wanted.tolist(), s.pending.tolist(), rounds.columns.tolist()
+    is_read, first_columns, first_outputs = (a.tolist() for a in (rounds.outputs, r.facts.column_offsets,
+                                                                  r.facts.output_offsets))
     leaf_names: dict[int, LeafName] = {}
     plans, classes, all_kinds = [], [], []
     for c, rows in enumerate(g.classes):
         signature, info = calls[c].signature, r.classes[c]
-        first, fixed = int(s.column_offsets[c]), len(info.operand_widths) - info.slots
-        columns = range(first, first + fixed + info.slots)
+        fixed, columns = len(info.operand_widths) - info.slots, range(first_columns[c], first_columns[c + 1])
+        recurrent = [k for k, inner in enumerate(is_read[first_outputs[c]:first_outputs[c + 1]]) if inner]
         listed = [k >= fixed and not info.split[k] for k in range(len(columns))]
         kinds = ["E" if listed[k] else "S" if k in rows.shared else
                  "G" if inside[col] else "P" if pending[col] else "L" for k, col in enumerate(columns)]
         wanted = [active[c] and column_wanted[col] and SPECS[signature.operand_specs[k]].is_float
                   for k, col in enumerate(columns)]
         flows = active[c] and not info.alias
-        plans.append(signature.plan(kinds, wanted, tuple(active[c] and want for want in wanted_params[c]), flows,
-                                    len(rows.offsets) == 2, tuple(np.flatnonzero(rounds.outputs[c]).tolist())))
+        plans.append(signature.plan(kinds, wanted, tuple([active[c] and want for want in wanted_params[c]]), flows,
+                                    len(rows.offsets) == 2, tuple(recurrent)))
         all_kinds.append(kinds)
         reads = {operand_source(k, kinds[k]): Read(local[BUFFERS[signature.operand_specs[k]]], RowIndex(column),
                                                    info.operand_widths[k], per_edge=listed[k])
@@ -210,11 +235,8 @@ def _messages(g: Grouping, plans: list[Any], classes: list[ClassLayout], heads: 
                 place = part.reads[source]
                 part.sends[source] = Place(place.buffer, free[place.buffer], place.width)
                 answer(place.buffer, place.rows.rows)
-    for buffer in np.unique(heads.buffers).tolist():
+    for buffer in heads.in_buffers:
         answer(buffer, heads.rows(buffer))
     # (What answers a buffer stands one behind the other.)
-    return [plan_messages(g.buffer_rows[b], read[b], [np.arange(1, free[b])], free[b], g.chunks[b])
-            if g.buffer_rows[b] else _SILENCE for b in range(count)]
-
-
-_SILENCE = plan_messages(0, [], [], 1, np.zeros(1, np.int64))       # of a buffer without rows
+    return [plan_messages(g.buffer_rows[b], read[b], None, free[b], g.chunks[b]) if g.buffer_rows[b] else no_messages()
+            for b in range(count)]

@@ -113,7 +113,7 @@ class FlushReport:
         for number, (c, k) in enumerate(g.order):
             rows = g.classes[c]
             launch_of[rows.calls[rows.call_offsets[k]:rows.call_offsets[k + 1]]] = number
-        for call in np.flatnonzero(r.per_class(lambda c: c.alias, bool)[r.call_class]):     # in recorded order
+        for call in np.flatnonzero(r.facts.alias[r.call_class]):     # in recorded order
             whole = r.operands[s.operand_offsets[call]]
             launch_of[call] = launch_of[s.maker[whole]] if whole >= 0 else -1
         reader = np.repeat(np.arange(len(r.call_class)), np.diff(s.operand_offsets))

@@ -28,12 +28,11 @@ from cavs_core import (
 )
 from cavs_core.mxnet_compat import autograd, mx
 
-from .analyzer import Grouping, Scan
 from .fastpath import FIRST
 from .reach import reached
 from .values import SPECS, WIDTHS
 
-__all__ = ["Flushed", "LeafName", "Heads"]
+__all__ = ["Flushed", "LeafName"]
 
 NDArray = mx.nd.NDArray
 
@@ -45,50 +44,6 @@ class LeafName:
 
     def __init__(self, number: int):
         self.number = number
-
-
-class Heads:
-    """The values that somebody holds and through which a gradient may flow, buffer after buffer.
-
-    Each has a stretch of messages, behind all those of readers in its buffer.
-    """
-
-    def __init__(self, held: Any, s: Scan, g: Grouping, specs: Sequence[int]):
-        held = held[s.active[s.maker[held]]] if len(held) else held
-        self.values = held[np.argsort(g.value_buffers[held], kind="stable")] if len(held) else held
-        self.buffers = g.value_buffers[self.values]
-        self.widths = np.array([WIDTHS[specs[v]] for v in self.values.tolist()], np.int64)
-        self.starts = g.value_rows[self.values]
-        ends = np.cumsum(self.widths)
-        first = np.searchsorted(self.buffers, self.buffers)
-        self.offsets = ends - self.widths - (ends - self.widths)[first] if len(held) else ends    # inside the buffer
-
-    def of(self, buffer: int) -> Any:
-        return np.flatnonzero(self.buffers == buffer)
-
-    def rows(self, buffer: int) -> Any:
-        """The buffer's rows that the heads in it occupy, head after head."""
-        mine = self.of(buffer)
-        return _stretches(self.starts[mine], self.widths[mine])
-
-    def messages(self, buffer: int, row_shape: tuple[int, ...], dtype: Any, heads: Any, grads: Sequence[Any]) -> Any:
-        """Gradients of some of the heads (None: ones) as messages of a buffer; zeros for the others."""
-        part = np.zeros((int(self.widths[self.of(buffer)].sum()), *row_shape), dtype)
-        chosen = self.buffers[heads] == buffer
-        if all([g is None for g in grads]):
-            part[_stretches(self.offsets[heads[chosen]], self.widths[heads[chosen]])] = 1
-            return part
-        for k in np.flatnonzero(chosen):        # (of one that comes twice the last counts, as in MXNet)
-            start = int(self.offsets[heads[k]])
-            stretch = part[start:start + int(self.widths[heads[k]])]
-            stretch[...] = 1 if grads[k] is None else grads[k].reshape(stretch.shape)
-        return part
-
-
-def _stretches(starts: Any, widths: Any) -> Any:
-    """starts[0], starts[0] + 1, .. (widths[0] of them), starts[1], .."""
-    ends = np.cumsum(widths)
-    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - widths), widths)
 
 
 class Flushed:
@@ -280,7 +235,7 @@ class Flushed:
         run, stats = self.run, self.stats
         start, before = time.perf_counter(), run.launched
         messages = []
-        for b in np.unique(self.heads.buffers).tolist():
+        for b in self.heads.in_buffers:
             buffer = run.buffers[b]
             rows = self.heads.messages(b, tuple(buffer.shape[1:]), buffer.dtype, begun, head_grads)
             messages.append((b, run.layout.messages[b].num_rows - len(rows), rows))
@@ -320,9 +275,9 @@ class Flushed:
         sparse = self._variables([k for k in leaves if self._is_sparse(k)], [p for p in params if self._is_sparse(p)])
         inputs = [self.leaves.data[v] if isinstance(v, int) else self.run.arrays[v] for v in dense]
         outputs = []
-        for b in np.unique(heads.buffers).tolist():
+        for b in heads.in_buffers:
             stacked = self.run.take(b, heads.rows(b))
-            for k in heads.of(b).tolist():
+            for k in heads.of(b):
                 start = int(heads.offsets[k])
                 shape = SPECS[self.specs[int(heads.values[k])]].shape
                 outputs.append(stacked._slice(start, start + int(heads.widths[k])).reshape(shape))

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from cavs_core import offsets_of
-
 from .analyzer import Recording, Scan
 from .placing import column_of
 
@@ -32,23 +30,28 @@ class Rounds:
         The round of each class.
     columns : bool array, shape (columns,)
         Whether some call's operand is made by a class of the same ring.
-    outputs : list of bool arrays
-        For each class, which outputs are read by a class of the same ring.
+    outputs : bool array, shape (outputs,)
+        Of the outputs of all classes, which are read by a class of the same ring.
     """
 
     of_class: Any
     columns: Any
-    outputs: list[Any]
+    outputs: Any
 
 
 def find_rounds(r: Recording, s: Scan) -> Rounds:
     """Rings and rounds of what was recorded."""
-    alias, slots = r.per_class(lambda c: c.alias, bool), r.per_class(lambda c: c.slots)
-    output_offsets = offsets_of(r.per_class(lambda c: len(c.output_widths)))
-    ring, of_class = _rings(_reads(r.call_class, s.operand_offsets, s.source, alias))
-    columns, outputs = _inside(r.call_class, s.operand_offsets, s.source, s.output, s.column_offsets, output_offsets,
-                               slots, alias, ring)
-    return Rounds(of_class, columns, np.split(outputs, output_offsets[1:-1]) if len(r.classes) else [])
+    k = r.facts
+    return Rounds(*_rounds(r.call_class, s.operand_offsets, s.source, s.output, k.column_offsets, k.output_offsets,
+                           k.slots, k.alias))
+
+
+@njit(cache=True, nogil=True)
+def _rounds(call_class, operand_offsets, source, output, column_offsets, output_offsets, slots,  # type: ignore[no-untyped-def]
+            alias):
+    ring, of_class = _rings(_reads(call_class, operand_offsets, source, alias))
+    return of_class, *_inside(call_class, operand_offsets, source, output, column_offsets, output_offsets, slots, alias,
+                              ring)
 
 
 @njit(cache=True, nogil=True)

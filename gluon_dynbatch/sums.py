@@ -59,7 +59,8 @@ def find_chains(r: Recording, s: Scan, held: Any, adds: Any) -> Chains | None:
     """
     # (Where all calls add the same array, it is a weight or the like, which is not copied into lists.)
     shared = s.same & ~s.pending
-    adds = adds & ~np.array([shared[a:b].any() for a, b in zip(s.column_offsets, s.column_offsets[1:])], bool)
+    ends = r.facts.column_offsets
+    adds = adds & ~np.array([shared[a:b].any() for a, b in zip(ends, ends[1:])], bool)
     if not adds[r.call_class].any():
         return None
     inner, ends, lengths, roles = _find(r.call_class, r.call_width, s.operand_offsets, r.operands, s.maker, s.source,
@@ -150,7 +151,7 @@ def fold_chains(r: Recording, s: Scan, chains: Chains, chosen: Any, list_of: Any
         list_of)
     infos = {int(list_of[c]): r.classes[c]._replace(operand_widths=(1,), split=(False,), slots=1)
              for c in np.flatnonzero(list_of >= 0)}
-    classes = r.classes + [infos[c] for c in sorted(infos) if c >= len(r.classes)]
+    classes = [*r.classes] + [infos[c] for c in sorted(infos) if c >= len(r.classes)]
     return replace(r, classes=classes, call_class=call_class, call_count=call_count, call_width=r.call_width[kept],
                    call_first=r.call_first[kept], operands=operands, heads=value_of[r.heads]), value_of
 

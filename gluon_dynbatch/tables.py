@@ -13,8 +13,10 @@ from numba import njit
 
 from cavs_core import LazyArray, copy_arrays, view_of_data
 
-from .analyzer import ClassInfo, Recording
+from .analyzer import Recording
+from .classes import Classes, ClassInfo
 from .kinds import FIRST_WIDTH, LOOKS_UP, PURE, ROW_SPEC, KindTable
+from .last_used import LastUsed
 from .plan_cache import checksum
 from .repeats import Distinct, Facts, Lookups
 from .values import BUFFERS, SPECS, WIDTHS, as_array
@@ -232,8 +234,7 @@ def make_structure(classes: Sequence[Any], owns_wanted: Sequence[bool], calls: S
     numbers, number_spec : those that stood in the log, and what they look like
     """
     call_entry, call_class, call_width, call_count, call_first, operands, value_specs = calls
-    buffers: dict[int, int] = {}
-    infos = [_class_info(cls, wants, buffers) for cls, wants in zip(classes, owns_wanted)]
+    infos, buffers = _class_infos(classes, owns_wanted)
     num_data = len(specs)
     leaf_specs = np.full(num_data + len(numbers), number_spec)
     leaf_specs[:num_data] = specs
@@ -259,6 +260,20 @@ def _table_bytes(r: Recording) -> int:
 
 _TOKEN = sys.getsizeof(1 << 32) + 8             # an int, and its place in a list
 _RESULT = sys.getsizeof(LazyArray()) + 16       # an array that stands for a result, and the collector's part
+
+
+def _class_infos(classes: Sequence[Any], owns_wanted: Sequence[bool]) -> tuple[Classes, dict[int, int]]:
+    """What the analyzer knows of classes, and their buffers, numbered as they come."""
+    key = tuple([(cls.signature.number, cls.recorded, owns) for cls, owns in zip(classes, owns_wanted)])
+    known = _INFOS.get(key)
+    if known is None:
+        buffers: dict[int, int] = {}
+        known = Classes([_class_info(cls, wants, buffers) for cls, wants in zip(classes, owns_wanted)]), buffers
+        _INFOS.put(key, known)
+    return known[0], dict(known[1])
+
+
+_INFOS = LastUsed(256)          # what classes are in all flushes -> ..
 
 
 def _class_info(cls: Any, owns_wanted: bool, buffers: dict[int, int]) -> ClassInfo:

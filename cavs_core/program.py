@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 __all__ = ["SHARED", "ROW", "CHILD", "Spec", "Instr", "Program", "Arg", "Param", "Const", "Zeros", "Shared", "Leaf",
            "Pull", "Gather", "GatherSum", "GatherAll", "StateGrad", "OutputGrad", "live_instrs"]
 
 SHARED, ROW, CHILD = "shared", "row", "child"
+_S = TypeVar("_S")
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,25 @@ class Spec:
 
 # ---- where the inputs of a program come from -------------------------------------------------
 
-@dataclass(frozen=True)
-class Arg:
+class _OneForEach(type):
+    """Calls with the same arguments give the same object."""
+
+    _known: ClassVar[dict[Any, Any]] = {}
+
+    def __call__(cls: type[_S], *args: Any) -> _S:
+        known = _OneForEach._known.get((cls, args))
+        return known if known is not None else _OneForEach._known.setdefault((cls, args), type.__call__(cls, *args))
+
+
+class Source(metaclass=_OneForEach):
+    """A place that inputs come from, one object for each: tables of every run are keyed by them."""
+
+    def __reduce__(self) -> Any:
+        return type(self), tuple(vars(self).values())
+
+
+@dataclass(frozen=True, eq=False)
+class Arg(Source):
     """The index-th (flattened) argument of a traced call."""
 
     index: int
@@ -65,58 +83,58 @@ class Zeros:
     """Zeros of the input's own shape, made by the backend."""
 
 
-@dataclass(frozen=True)
-class Shared:
+@dataclass(frozen=True, eq=False)
+class Shared(Source):
     """The index-th argument, the same array in every call of a launch."""
 
     index: int
 
 
-@dataclass(frozen=True)
-class Leaf:
+@dataclass(frozen=True, eq=False)
+class Leaf(Source):
     """The index-th argument, an outside array of its own for every call: it waits for nobody."""
 
     index: int
 
 
-@dataclass(frozen=True)
-class Pull:
+@dataclass(frozen=True, eq=False)
+class Pull(Source):
     """The external input of each vertex."""
 
     name: str
 
 
-@dataclass(frozen=True)
-class Gather:
+@dataclass(frozen=True, eq=False)
+class Gather(Source):
     """State number `state` of the `slot`-th child."""
 
     slot: int
     state: int
 
 
-@dataclass(frozen=True)
-class GatherSum:
+@dataclass(frozen=True, eq=False)
+class GatherSum(Source):
     """State number `state`, summed over all children."""
 
     state: int
 
 
-@dataclass(frozen=True)
-class GatherAll:
+@dataclass(frozen=True, eq=False)
+class GatherAll(Source):
     """State number `state` of every child: a CHILD value."""
 
     state: int
 
 
-@dataclass(frozen=True)
-class StateGrad:
+@dataclass(frozen=True, eq=False)
+class StateGrad(Source):
     """Backward programs: the gradient that a vertex's readers send back for one of its states."""
 
     state: int
 
 
-@dataclass(frozen=True)
-class OutputGrad:
+@dataclass(frozen=True, eq=False)
+class OutputGrad(Source):
     """Backward programs: the gradient of the index-th output."""
 
     index: int

@@ -25,10 +25,10 @@ from numba import njit
 from cavs_core import offsets_of
 
 from .classes import Classes, ClassInfo
-from .placing import column_of, place
-from .policies import Problem
+from .placing import place
+from .policies import Problem, by_depth
 
-__all__ = ["Recording", "Scan", "ClassRows", "Grouping", "scan", "group", "problem_of"]
+__all__ = ["Recording", "Scan", "ClassRows", "Grouping", "scan", "group", "launches_by_depth", "problem_of"]
 
 
 @dataclass
@@ -88,13 +88,14 @@ class Recording:
 class Scan:
     """What one pass over the calls finds."""
 
-    depth: Any                  # of each call: 0, or 1 + the largest of its operands'
+    depth: Any                  # of each call: 0, or 1 + the largest of its operands'; of an alias that of its value
     active: Any                 # whether a gradient may flow through the call
     class_active: Any           # per class: through some call
     first: Any                  # per class and operand ("column"): the token of its first call
     same: Any                   # per column: all calls have that token
     pending: Any                # per column: some call's operand is a recorded value
     wanted: Any                 # per column: a gradient may flow into some call's operand
+    reads: Any                  # per column and output: some call reads (part of) it there; not of aliases
     operand_offsets: Any        # operands of call i: operand_offsets[i]:operand_offsets[i + 1]
     value_offsets: Any          # values of call i: value_offsets[i]:value_offsets[i + 1]
     maker: Any                  # of each value: the call that made it
@@ -105,10 +106,10 @@ class Scan:
 def scan(r: Recording) -> Scan:
     """One pass in recorded order: an operand is always recorded before its reader."""
     k, offsets = r.facts, r.offsets
-    depth, active, class_active, first, same, pending, wanted, maker, source, output = _scan(
-        r.call_class, *offsets, k.column_offsets, k.slots, r.operands, k.recorded, k.owns_wanted, k.alias,
-        r.leaf_wanted)
-    return Scan(depth, active, class_active, first, same, pending, wanted, *offsets, maker, source, output)
+    depth, active, class_active, first, same, pending, wanted, reads, maker, source, output = _scan(
+        r.call_class, *offsets, k.column_offsets, k.output_offsets, k.slots, r.operands, k.recorded, k.owns_wanted,
+        k.alias, r.leaf_wanted)
+    return Scan(depth, active, class_active, first, same, pending, wanted, reads, *offsets, maker, source, output)
 
 
 @njit(cache=True, nogil=True)
@@ -123,8 +124,8 @@ def _offsets(call_class, call_count, column_offsets, slots, num_outputs):  # typ
 
 
 @njit(cache=True, nogil=True)
-def _scan(call_class, operand_offsets, value_offsets, column_offsets, slots, operands,  # type: ignore[no-untyped-def]
-          recorded, owns_wanted, alias, leaf_wanted):
+def _scan(call_class, operand_offsets, value_offsets, column_offsets, output_offsets, slots,  # type: ignore[no-untyped-def]
+          operands, recorded, owns_wanted, alias, leaf_wanted):
     num_calls, num_columns = len(call_class), column_offsets[-1]
     depth = np.zeros(num_calls, np.int64)
     active, class_active = np.zeros(num_calls, np.bool_), np.zeros(len(alias), np.bool_)
@@ -134,38 +135,53 @@ def _scan(call_class, operand_offsets, value_offsets, column_offsets, slots, ope
     same = np.ones(num_columns, np.bool_)
     pending = np.zeros(num_columns, np.bool_)
     wanted = np.zeros(num_columns, np.bool_)
-    source, output = np.full(len(operands), -1, np.int64), np.zeros(len(operands), np.int64)
+    reads = np.zeros((num_columns, output_offsets[-1]), np.bool_)
+    source, output = np.empty(len(operands), np.int64), np.empty(len(operands), np.int64)
+    # Of each value: the call that made it, or what it is part of; which of that call's outputs, and of all outputs.
+    made_by, made_as, column_read = (np.empty(value_offsets[-1], np.int64), np.empty(value_offsets[-1], np.int64),
+                                     np.empty(value_offsets[-1], np.int64))
+    begin = first_value = 0
     for i in range(num_calls):
-        c = call_class[i]
-        d, flows = (-1 if alias[c] else 0), owns_wanted[c]      # part of a leaf is as early as the leaf
-        for j in range(operand_offsets[i], operand_offsets[i + 1]):
+        c, end = call_class[i], operand_offsets[i + 1]
+        is_alias, records, column, last_column = alias[c], recorded[c], column_offsets[c], column_offsets[c + 1]
+        d, flows = (-1 if is_alias else 0), owns_wanted[c]      # part of a leaf is as early as the leaf
+        for j in range(begin, end):
             token = operands[j]
-            column = column_offsets[c] + column_of(j - operand_offsets[i], column_offsets[c + 1] - column_offsets[c],
-                                                 slots[c])
+            if column == last_column:                           # the next element of a list
+                column -= slots[c]
             if not seen[column]:
                 seen[column], first[column] = True, token
             elif first[column] != token:
                 same[column] = False
             if token >= 0:
-                producer = maker[token]
-                source[j], output[j] = producer, token - value_offsets[producer]
-                if alias[call_class[producer]]:             # part of its first operand; of others it knows the shape
-                    whole = operand_offsets[producer]
-                    source[j], output[j] = source[whole], output[whole]
-                d = max(d, depth[producer] + (0 if alias[c] else 1))
+                producer = made_by[token]
+                source[j], output[j] = producer, made_as[token]
+                if producer >= 0 and not is_alias:
+                    d = max(d, depth[producer] + 1)
+                    reads[column, column_read[token]] = True
+                elif producer >= 0 and j == begin:
+                    d = depth[producer]
                 pending[column] = True
-                arrives = active[producer]
+                arrives = active[maker[token]]
             else:
+                source[j], output[j] = -1, 0
                 arrives = leaf_wanted[-1 - token]
-            if arrives and recorded[c]:
+            if arrives and records:
                 flows = True
                 wanted[column] = True
+            column += 1
         depth[i] = d
-        active[i] = flows and recorded[c]
+        active[i] = flows and records
         class_active[c] |= active[i]
-        for v in range(value_offsets[i], value_offsets[i + 1]):
-            maker[v] = i
-    return depth, active, class_active, first, same, pending, wanted, maker, source, output
+        first_output, last_value = output_offsets[c] - first_value, value_offsets[i + 1]
+        for v in range(first_value, last_value):
+            maker[v], made_by[v], made_as[v], column_read[v] = i, i, v - first_value, first_output + v
+            if is_alias:                                        # part of its first operand: of others it has the shape
+                made_by[v], made_as[v] = source[begin], output[begin]
+                if source[begin] >= 0:
+                    column_read[v] = column_read[operands[begin]]
+        begin, first_value = end, last_value
+    return depth, active, class_active, first, same, pending, wanted, reads, maker, source, output
 
 
 @dataclass
@@ -199,6 +215,12 @@ def problem_of(r: Recording, s: Scan, launch_us: Any, row_us: Any) -> Problem:
     """What a policy needs to know; launch_us and row_us: float64 arrays, shape (classes,)."""
     call_class, indptr, producers = _waits(r.call_class, r.facts.alias, s.operand_offsets, s.source)
     return Problem(call_class, r.call_width, indptr, producers, launch_us, row_us)
+
+
+def launches_by_depth(r: Recording, s: Scan) -> Any:
+    """What policy "depth" makes of the problem, which need not be made for that."""
+    k = r.facts
+    return by_depth(np.where(k.alias[r.call_class], -1, r.call_class) if k.has_aliases else r.call_class, s.depth)
 
 
 @njit(cache=True, nogil=True)

@@ -43,6 +43,7 @@ class Classes(tuple[ClassInfo, ...]):
     Attributes
     ----------
     alias, recorded, owns_wanted : bool arrays, shape (classes,)
+    has_aliases : bool
     slots, num_outputs : int64 arrays, shape (classes,)
     column_offsets : int64 array, the columns of class c are column_offsets[c]:column_offsets[c + 1]
     widths : int64 array, shape (columns,)
@@ -54,6 +55,7 @@ class Classes(tuple[ClassInfo, ...]):
     """
 
     alias: Any
+    has_aliases: bool
     recorded: Any
     owns_wanted: Any
     slots: Any
@@ -69,6 +71,7 @@ class Classes(tuple[ClassInfo, ...]):
     def __new__(cls, infos: Iterable[ClassInfo]) -> Classes:
         made = super().__new__(cls, infos)
         made.alias = np.array([c.alias for c in made], bool)
+        made.has_aliases = bool(made.alias.any())
         made.recorded = np.array([c.recorded for c in made], bool)
         made.owns_wanted = np.array([c.owns_wanted for c in made], bool)
         made.slots = np.array([c.slots for c in made], np.int64)

@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-__all__ = ["column_of", "place"]
-
-
-@njit(cache=True, nogil=True)
-def column_of(number, num_columns, slots):  # type: ignore[no-untyped-def]
-    """The column of an operand of a call, by its number among them."""
-    return number if number < num_columns else num_columns - slots + (number - num_columns) % slots
+__all__ = ["place"]
 
 
 @njit(cache=True, nogil=True)
@@ -131,10 +125,13 @@ def _place_leaves(call_class, operand_offsets, column_offsets, slots, operands, 
     rows, counts = np.full(len(leaf_buffers), -1, np.int64), np.zeros(num_buffers, np.int64)
     for i in range(len(call_class)):
         c = call_class[i]
-        num_columns = column_offsets[c + 1] - column_offsets[c]
+        column, last_column = column_offsets[c], column_offsets[c + 1]
         for j in range(operand_offsets[i], operand_offsets[i + 1]):
-            if operands[j] < 0 and own[column_offsets[c] + column_of(j - operand_offsets[i], num_columns, slots[c])]:
+            if column == last_column:                       # the next element of a list
+                column -= slots[c]
+            if operands[j] < 0 and own[column]:
                 rows[-1 - operands[j]] = 0
+            column += 1
     for leaf in range(len(rows)):
         if rows[leaf] == 0:
             rows[leaf] = counts[leaf_buffers[leaf]]
@@ -184,15 +181,18 @@ def _place_values(call_class, value_offsets, operand_offsets, operands, output_o
     for i in range(len(call_class)):
         c = call_class[i]
         for j in range(operand_offsets[i], operand_offsets[i + 1]):
-            operand_rows[j] = rows[operands[j]] if operands[j] >= 0 else leaf_rows[-1 - operands[j]]
-        for v in range(value_offsets[i], value_offsets[i + 1]):
-            if alias[c]:
-                whole = operands[operand_offsets[i]]
+            token = operands[j]
+            operand_rows[j] = rows[token] if token >= 0 else leaf_rows[-1 - token]
+        if alias[c]:
+            whole = operands[operand_offsets[i]]
+            for v in range(value_offsets[i], value_offsets[i + 1]):
                 rows[v] = operand_rows[operand_offsets[i]] + call_first[i]
                 where[v] = where[whole] if whole >= 0 else leaf_buffers[-1 - whole]
-            else:
-                output = output_offsets[c] + v - value_offsets[i]
-                rows[v], where[v] = base[output] + position[i] * widths[output], buffers[output]
+        else:
+            output, at = output_offsets[c], position[i]
+            for v in range(value_offsets[i], value_offsets[i + 1]):
+                rows[v], where[v] = base[output] + at * widths[output], buffers[output]
+                output += 1
     return rows, where, operand_rows
 
 
@@ -220,8 +220,12 @@ def _read_rows(by_class, class_offsets, call_width, call_count, operand_offsets,
         for col in range(first, column_offsets[c + 1]):
             if not read[col]:
                 continue
-            at, width = starts[col], widths[col]
-            for i in by_class[class_offsets[c]:class_offsets[c + 1]]:
+            at, width, mine = starts[col], widths[col], by_class[class_offsets[c]:class_offsets[c + 1]]
+            if col - first < fixed and not ragged[c] and width == 1:        # most columns: a row each
+                for n in range(len(mine)):
+                    rows[at + n] = operand_rows[operand_offsets[mine[n]] + col - first]
+                continue
+            for i in mine:
                 operand = operand_offsets[i] + col - first
                 if col - first >= fixed:                    # the elements of a list, a row each
                     for n in range(call_count[i]):

@@ -15,7 +15,7 @@ from numba import njit
 
 from cavs_core import ClassLayout, Layout, Place, Read, RowIndex, Segments, frames_of, no_messages, plan_messages
 
-from .analyzer import Grouping, Recording, Scan, group, problem_of, scan
+from .analyzer import Grouping, Recording, Scan, group, launches_by_depth, problem_of, scan
 from .costs.weigh import class_costs
 from .graphs import plan_graphs
 from .heads import Heads
@@ -115,7 +115,8 @@ def plan_flush(tables: Any, method: Method, place: str) -> tuple[Planned, bool]:
 def _plan(tables: Any, method: Method, place: str | None) -> Planned:
     r, classes = tables.recording, tables.classes
     scanned = scan(r)
-    launch = plan_launches(make_problem(classes, r, scanned, place), method)
+    launch = (launches_by_depth(r, scanned) if method.policy == "depth" and method.granularity != "graph" else
+              plan_launches(make_problem(classes, r, scanned, place), method))
     rounds = find_rounds(r, scanned)
     grouping = group(r, scanned, len(tables.buffers), launch)
     grouping.order.sort(key=lambda pair: rounds.of_class[pair[0]])      # a round after the other, each in its order

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 from numba import njit
 
-__all__ = ["Problem", "Policy", "Unbatched", "Depth", "Agenda", "Cost", "POLICIES", "predicted_us", "check_plan"]
+__all__ = ["Problem", "Policy", "Unbatched", "Depth", "Agenda", "Cost", "POLICIES", "by_depth", "predicted_us",
+           "check_plan"]
 
 SEARCH_SHARE = 0.2              # of what a plan may still save, for the search: longer, and it finds less than it takes
 STEP_US = 0.015                 # of a round of the search, for each call and producer; measured with 1,000 to 5,000
@@ -129,7 +130,7 @@ class Depth:
     name = "depth"
 
     def plan(self, problem: Problem) -> Any:
-        return _by_depth(problem.call_class, problem.depth)
+        return by_depth(problem.call_class, problem.depth)
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class Cost:
         launch_us, graph = problem.launch_us, problem.twins[1]
         _, call_class, _, depth, *_ = graph
         fewest = _longest_chains(graph)
-        slots = _leave_out(graph, _slots_of(call_class, _by_depth(call_class, depth)), False)
+        slots = _leave_out(graph, _slots_of(call_class, by_depth(call_class, depth)), False)
         if len(slots) > fewest.sum():
             slots = _cheaper(slots, _leave_out(graph, _agenda(graph, launch_us + problem.row_us), False), launch_us)
             present = np.flatnonzero(fewest)
@@ -263,7 +264,8 @@ def _are_equal(classes, offsets, reads, a, b):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _by_depth(call_class, depth):  # type: ignore[no-untyped-def]
+def by_depth(call_class, depth):  # type: ignore[no-untyped-def]
+    """A launch for each depth and class."""
     order = _sorted_by(np.flatnonzero(call_class >= 0), call_class)
     order = _sorted_by(order, depth)                    # stable: by class among equals
     launch = np.full(len(call_class), -1, np.int64)

@@ -15,7 +15,6 @@ import numpy as np
 from numba import njit
 
 from .analyzer import Recording, Scan
-from .placing import column_of
 
 __all__ = ["Rounds", "find_rounds"]
 
@@ -41,29 +40,27 @@ class Rounds:
 
 def find_rounds(r: Recording, s: Scan) -> Rounds:
     """Rings and rounds of what was recorded."""
-    k = r.facts
-    return Rounds(*_rounds(r.call_class, s.operand_offsets, s.source, s.output, k.column_offsets, k.output_offsets,
-                           k.slots, k.alias))
+    return Rounds(*_rounds(s.reads, r.facts.column_offsets, r.facts.output_offsets))
 
 
 @njit(cache=True, nogil=True)
-def _rounds(call_class, operand_offsets, source, output, column_offsets, output_offsets, slots,  # type: ignore[no-untyped-def]
-            alias):
-    ring, of_class = _rings(_reads(call_class, operand_offsets, source, alias))
-    return of_class, *_inside(call_class, operand_offsets, source, output, column_offsets, output_offsets, slots, alias,
-                              ring)
-
-
-@njit(cache=True, nogil=True)
-def _reads(call_class, operand_offsets, source, alias):  # type: ignore[no-untyped-def]
-    """reads[a, b]: whether a call of class b reads a value of class a."""
-    reads = np.zeros((len(alias), len(alias)), np.bool_)
-    for i in range(len(call_class)):
-        if not alias[call_class[i]]:
-            for j in range(operand_offsets[i], operand_offsets[i + 1]):
-                if source[j] >= 0:
-                    reads[call_class[source[j]], call_class[i]] = True
-    return reads
+def _rounds(reads, column_offsets, output_offsets):  # type: ignore[no-untyped-def]
+    num_classes = len(column_offsets) - 1
+    of_column, of_output = np.empty(len(reads), np.int64), np.empty(reads.shape[1], np.int64)
+    for c in range(num_classes):
+        of_column[column_offsets[c]:column_offsets[c + 1]] = c
+        of_output[output_offsets[c]:output_offsets[c + 1]] = c
+    by_class = np.zeros((num_classes, num_classes), np.bool_)       # [a, b]: calls of class b read values of class a
+    for column in range(len(reads)):
+        for k in range(reads.shape[1]):
+            by_class[of_output[k], of_column[column]] |= reads[column, k]
+    ring, of_class = _rings(by_class)
+    columns, outputs = np.zeros(len(reads), np.bool_), np.zeros(reads.shape[1], np.bool_)
+    for column in range(len(reads)):
+        for k in range(reads.shape[1]):
+            if reads[column, k] and ring[of_output[k]] == ring[of_column[column]]:
+                columns[column] = outputs[k] = True
+    return of_class, columns, outputs
 
 
 @njit(cache=True, nogil=True)
@@ -120,21 +117,3 @@ def _rings(reads):  # type: ignore[no-untyped-def]
                     if reads[v, w] and ring[w] != k:
                         of_ring[ring[w]] = max(of_ring[ring[w]], of_ring[k] + 1)
     return ring, of_ring[ring] if count else np.zeros(0, np.int64)
-
-
-@njit(cache=True, nogil=True)
-def _inside(call_class, operand_offsets, source, output, column_offsets, output_offsets, slots,  # type: ignore[no-untyped-def]
-            alias, ring):
-    """The columns that read inside a ring, and the outputs that are read so."""
-    columns = np.zeros(column_offsets[-1], np.bool_)
-    outputs = np.zeros(output_offsets[-1], np.bool_)
-    for i in range(len(call_class)):
-        c = call_class[i]
-        if alias[c]:
-            continue
-        num_columns = column_offsets[c + 1] - column_offsets[c]
-        for j in range(operand_offsets[i], operand_offsets[i + 1]):
-            if source[j] >= 0 and ring[call_class[source[j]]] == ring[c]:
-                columns[column_offsets[c] + column_of(j - operand_offsets[i], num_columns, slots[c])] = True
-                outputs[output_offsets[call_class[source[j]]] + output[j]] = True
-    return columns, outputs

@@ -178,7 +178,10 @@ class CallClass:
 
 
 def operand_source(index: int, kind: str) -> Any:
-    return {"S": Shared, "L": Leaf, "P": Leaf, "E": GatherAll}[kind](index) if kind != "G" else Gather(index, 0)
+    return _SOURCES[kind](index) if kind != "G" else Gather(index, 0)
+
+
+_SOURCES: dict[str, Any] = {"S": Shared, "L": Leaf, "P": Leaf, "E": GatherAll}
 
 
 #: operands that hold one number for each row of another: vectors there are stored by rows

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gluon_dynbatch.analyzer import Recording, group, problem_of, scan
+from gluon_dynbatch.analyzer import Recording, group, launches_by_depth, problem_of, scan
 from gluon_dynbatch.classes import ClassInfo
 from gluon_dynbatch.policies import POLICIES
 
@@ -181,3 +181,26 @@ def test_a_long_chain_is_scanned_without_recursion(length):
     calls = [(0, 1, [-1])] + [(0, 1, [k]) for k in range(length - 1)]
     _, s, g = analyze([info()], calls, num_leaves=1)
     assert s.depth[-1] == length - 1 and len(g.order) == length
+
+
+@given(recordings(), st.lists(st.booleans(), min_size=4, max_size=4))
+def test_launches_by_depth_are_those_of_the_policy(drawn, aliases):
+    """The scan knows the depths: the shortcut is the policy. Classes that only name rows run nowhere in both."""
+    classes, calls, num_leaves = drawn
+    named = [alias and len(c.output_widths) == 1 and not c.slots and len(c.operand_widths) > 0
+             for c, alias in zip(classes, aliases)]
+    r = recording([c._replace(alias=True) if name else c for c, name in zip(classes, named)], calls, num_leaves)
+    s = scan(r)
+    want = POLICIES["depth"].plan(problem_of(r, s, np.ones(len(classes)), np.ones(len(classes))))
+    assert launches_by_depth(r, s).tolist() == want.tolist()
+
+
+def test_part_of_a_value_is_as_deep_as_that_value():
+    """Of its other operands a reshape_like only knows the shape: who reads it does not wait for them."""
+    classes = [info(), info(operands=2, alias=True), info()]
+    calls = [(0, 1, [-1]), (0, 1, [0]), (0, 1, [1]), (1, 1, [0, 2]), (2, 1, [3]), (2, 1, [0])]
+    r = recording(classes, calls, num_leaves=1)
+    s = scan(r)
+    assert s.depth.tolist() == [0, 1, 2, 0, 1, 1]
+    launch = launches_by_depth(r, s)
+    assert launch[4] == launch[5] and launch[3] == -1

@@ -209,6 +209,7 @@ class Grouping:
     value_rows: Any                     # first row of each value in its buffer
     value_buffers: Any
     chunks: list[Any]                   # per buffer: where the rows of one (class, launch) begin and end
+    shared: Any                         # per column: all calls read one leaf there
 
 
 def problem_of(r: Recording, s: Scan, launch_us: Any, row_us: Any) -> Problem:
@@ -277,4 +278,4 @@ def group(r: Recording, s: Scan, num_buffers: int, launch: Any) -> Grouping:
             offsets_of(r.call_count[mine]) if info.slots and not info.split[-1] else None))
     ends = chunk_offsets.tolist()
     return Grouping(classes, list(zip(launch_class.tolist(), launch_rank.tolist())), buffer_rows.tolist(), leaf_rows,
-                    value_rows, value_buffers, [chunks[a:b] for a, b in zip(ends, ends[1:])])
+                    value_rows, value_buffers, [chunks[a:b] for a, b in zip(ends, ends[1:])], is_shared)

@@ -48,8 +48,9 @@ class Classes(tuple[ClassInfo, ...]):
     column_offsets : int64 array, the columns of class c are column_offsets[c]:column_offsets[c + 1]
     widths : int64 array, shape (columns,)
     split : bool array, shape (columns,)
-    may_share : bool array, shape (columns,)
-        Whether one leaf may stand for the operand of all calls.
+    may_share, listed : bool arrays, shape (columns,)
+        Whether one leaf may stand for the operand of all calls; whether it is part of the elements of a list, which
+        one position reads.
     output_offsets : int64 array, like column_offsets
     output_widths, output_buffers : int64 arrays, shape (outputs,)
     """
@@ -64,6 +65,7 @@ class Classes(tuple[ClassInfo, ...]):
     widths: Any
     split: Any
     may_share: Any
+    listed: Any
     output_offsets: Any
     output_widths: Any
     output_buffers: Any
@@ -81,6 +83,8 @@ class Classes(tuple[ClassInfo, ...]):
         made.split = np.array([part for c in made for part in c.split], bool)
         made.may_share = np.array([not c.alias and not part and k < len(c.split) - c.slots
                                    for c in made for k, part in enumerate(c.split)], bool)
+        made.listed = np.array([not part and k >= len(c.split) - c.slots for c in made
+                                for k, part in enumerate(c.split)], bool)
         made.output_offsets = offsets_of(made.num_outputs)
         made.output_widths = np.array([width for c in made for width in c.output_widths], np.int64)
         made.output_buffers = np.array([buffer for c in made for buffer in c.output_buffers], np.int64)

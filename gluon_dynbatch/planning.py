@@ -24,8 +24,7 @@ from .plan_cache import PlanCache
 from .policies import POLICIES, Problem
 from .results import LeafName
 from .rounds import Rounds, find_rounds
-from .signature import operand_source
-from .values import BUFFERS, ROW_SPECS, SPECS
+from .values import ROW_SPECS
 
 __all__ = ["PLANS", "Fill", "PlanCache", "Planned", "find_fills", "make_problem", "plan_flush", "plan_launches"]
 
@@ -60,7 +59,7 @@ class Planned:
     heads : the values that gradients may come from
     layout, plans : for the executor, a ClassPlan per class
     names : leaf -> its name in the run, for those that all calls of a class share
-    kinds : of the operands of each class, see `Signature.plan`
+    kinds : of the operands of each class, see `Signature.face`
     fills : which leaves are the rows of buffers; see `find_fills`
     joined : launches that became part of others
     predicted : constants of a device -> milliseconds of both directions there, once somebody asked
@@ -73,7 +72,7 @@ class Planned:
     layout: Layout
     plans: list[Any]
     names: dict[int, LeafName]
-    kinds: list[list[str]]
+    kinds: list[str]
     fills: list[Fill]
     joined: int
     predicted: dict[Any, tuple[float, float]] = field(default_factory=dict)
@@ -182,39 +181,39 @@ def plan_launches(problem: Problem, method: Method) -> Any:
 def _lay_out(calls: Sequence[Any], r: Recording, s: Scan, g: Grouping, rounds: Rounds, buffers: list[int],
              heads: Heads, wanted_params: Any) -> Any:
     """A layout for the executor, a plan for each class, names of shared leaves, and the kinds of all operands."""
-    local = {number: k for k, number in enumerate(buffers)}
-    active = s.class_active.tolist()
-    column_wanted, pending, inside = s.wanted.tolist(), s.pending.tolist(), rounds.columns.tolist()
-    is_read, first_columns, first_outputs = (a.tolist() for a in (rounds.outputs, r.facts.column_offsets,
-                                                                  r.facts.output_offsets))
+    local, facts = {number: k for k, number in enumerate(buffers)}, r.facts
+    columns_of, outputs_of = facts.column_offsets.tolist(), facts.output_offsets.tolist()
+    active, wanted, is_read = s.class_active.tolist(), s.wanted.tobytes(), rounds.outputs.tobytes()
+    all_kinds = _kinds(facts.listed, g.shared, rounds.columns, s.pending).tobytes().decode()
     leaf_names: dict[int, LeafName] = {}
-    plans, classes, all_kinds = [], [], []
+    plans, classes, kinds = [], [], []
     for c, rows in enumerate(g.classes):
-        signature, info = calls[c].signature, r.classes[c]
-        fixed, columns = len(info.operand_widths) - info.slots, range(first_columns[c], first_columns[c + 1])
-        recurrent = [k for k, inner in enumerate(is_read[first_outputs[c]:first_outputs[c + 1]]) if inner]
-        listed = [k >= fixed and not info.split[k] for k in range(len(columns))]
-        kinds = ["E" if listed[k] else "S" if k in rows.shared else
-                 "G" if inside[col] else "P" if pending[col] else "L" for k, col in enumerate(columns)]
-        wanted = [active[c] and column_wanted[col] and SPECS[signature.operand_specs[k]].is_float
-                  for k, col in enumerate(columns)]
-        flows = active[c] and not info.alias
-        plans.append(signature.plan(kinds, wanted, tuple([active[c] and want for want in wanted_params[c]]), flows,
-                                    len(rows.offsets) == 2, tuple(recurrent)))
-        all_kinds.append(kinds)
-        reads = {operand_source(k, kinds[k]): Read(local[BUFFERS[signature.operand_specs[k]]], RowIndex(column),
-                                                   info.operand_widths[k], per_edge=listed[k])
-                 for k, column in rows.columns.items()}
-        names = {operand_source(k, "S"): leaf_names.setdefault(leaf, LeafName(leaf))
-                 for k, leaf in rows.shared.items()}
-        writes = [Place(*place) for place in zip(info.output_buffers, rows.bases, info.output_widths)]
-        edges = None if rows.edge_offsets is None else Segments(rows.edge_offsets, rows.offsets)
-        frames = frames_of(rows.offsets, rows.edge_offsets)
-        classes.append(ClassLayout(frames, reads, writes, {}, _NO_ROWS, edges, names))
+        signature, info, begin, end = calls[c].signature, facts[c], columns_of[c], columns_of[c + 1]
+        kinds.append(all_kinds[begin:end])
+        plan, reads, shared = signature.face(kinds[c], wanted[begin:end], is_read[outputs_of[c]:outputs_of[c + 1]],
+                                             wanted_params[c], active[c], len(rows.offsets) == 2)
+        plans.append(plan)
+        classes.append(ClassLayout(
+            frames_of(rows.offsets, rows.edge_offsets),
+            {source: Read(local[buffer], RowIndex(rows.columns[k]), width, listed)
+             for k, source, buffer, width, listed in reads} if rows.columns else {},
+            [Place(*place) for place in zip(info.output_buffers, rows.bases, info.output_widths)], {}, _NO_ROWS,
+            None if rows.edge_offsets is None else Segments(rows.edge_offsets, rows.offsets),
+            {source: leaf_names.setdefault(rows.shared[k], LeafName(rows.shared[k])) for k, source in shared}))
     messages = _messages(g, plans, classes, heads) if any(active) else []          # none: no backward pass
     layout = Layout(classes, np.array(g.order, np.int64).reshape(-1, 2), g.buffer_rows, messages,
                     [ROW_SPECS[number] for number in buffers], rounds.of_class)
-    return layout, plans, leaf_names, all_kinds
+    return layout, plans, leaf_names, kinds
+
+
+@njit(cache=True, nogil=True)
+def _kinds(listed, shared, inside, pending):  # type: ignore[no-untyped-def]
+    """What operands are, a letter for each column; see `Signature.face`."""
+    kinds = np.empty(len(listed), np.uint8)
+    for k in range(len(listed)):
+        kinds[k] = (ord("E") if listed[k] else ord("S") if shared[k] else ord("G") if inside[k] else
+                    ord("P") if pending[k] else ord("L"))
+    return kinds
 
 
 _NO_ROWS = RowIndex(np.zeros(0, np.int64))      # recorded calls pull nothing by vertex

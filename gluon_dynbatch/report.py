@@ -76,7 +76,7 @@ class FlushReport:
     """One flush: why it happened and what it launched. Launches and edges are worked out when somebody asks."""
 
     def __init__(self, reason: str, classes: Sequence[Any], recording: Any, scanned: Any, grouping: Any,
-                 kinds: list[list[str]], backend: str = "mxnet", kernels: Any = None, method: str = ""):
+                 kinds: list[str], backend: str = "mxnet", kernels: Any = None, method: str = ""):
         self.reason, self.backend, self.method = reason, backend, method
         self._kernels = kernels             # () -> [(title, sources)]
         self._titles = [(cls.signature.title, cls.where, cls.num_parts) for cls in classes]

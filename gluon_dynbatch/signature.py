@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -91,6 +91,7 @@ class Signature:
         self.run_alone = lambda block, operands: [
             flat[places.index(k)] for flat in [run_alone(block, operands)] for k in range(len(values))]
         self._plans: dict[Any, ClassPlan] = {}
+        self._faces: dict[Any, Face] = {}
         self._current: list[Any] = []           # what the parameters were when they last were what was traced
 
     def is_current(self) -> bool:
@@ -133,19 +134,36 @@ class Signature:
         """The newest plan; None if there is none yet."""
         return next(reversed(self._plans.values()), None)
 
-    def plan(self, kinds: Sequence[str], wanted: Sequence[bool], wanted_params: tuple[bool, ...], recorded: bool,
-             in_one_launch: bool, recurrent: tuple[int, ...]) -> ClassPlan:
-        """The plan of a class of calls.
+    def face(self, kinds: str, wanted: bytes, recurrent: bytes, wanted_params: tuple[bool, ...], active: bool,
+             in_one_launch: bool) -> Face:
+        """How a class of calls is planned, and what it reads.
 
         Parameters
         ----------
         kinds : of each operand: "S" shared, "L" a leaf, "P" a value of an earlier round, "G" of the same round, "E"
             part of the elements of a list
         wanted, wanted_params : whether a gradient of each operand and parameter is asked for
-        recorded, in_one_launch : see `plan_class`
-        recurrent : outputs that launches of the same round read
+        recurrent : of each output, whether launches of the same round read it
+        active : whether gradients flow through calls at all
+        in_one_launch : see `plan_class`
         """
-        key = (tuple(kinds), tuple(wanted), wanted_params, recorded, in_one_launch, recurrent)
+        key = (kinds, wanted, recurrent, wanted_params, active, in_one_launch)
+        face = self._faces.get(key)
+        if face is None:
+            plan = self._plan(
+                kinds, tuple([active and want and SPECS[n].is_float for want, n in zip(wanted, self.operand_specs)]),
+                tuple([active and want for want in wanted_params]), active and self.alias < 0, in_one_launch,
+                tuple([k for k, inner in enumerate(recurrent) if inner]))
+            sources = [operand_source(k, kind) for k, kind in enumerate(kinds)]
+            face = self._faces[key] = Face(
+                plan, [(k, sources[k], BUFFERS[spec], self.rows[0][k], kinds[k] == "E")
+                       for k, spec in enumerate(self.operand_specs) if kinds[k] != "S"],
+                [(k, sources[k]) for k in range(len(kinds)) if kinds[k] == "S"])
+        return face
+
+    def _plan(self, kinds: str, wanted: tuple[bool, ...], wanted_params: tuple[bool, ...], recorded: bool,
+              in_one_launch: bool, recurrent: tuple[int, ...]) -> ClassPlan:
+        key = (kinds, wanted, wanted_params, recorded, in_one_launch, recurrent)
         if key not in self._plans:
             old = self.vertex.program
             sources: dict[int, Any] = {}
@@ -160,6 +178,22 @@ class Signature:
             asked += [p for p, want in zip(self.params, wanted_params) if want]
             self._plans[key] = plan_class(vertex, asked, recorded, in_one_launch, recurrent)
         return self._plans[key]
+
+
+class Face(NamedTuple):
+    """What a layout needs to know of a class, whatever its rows.
+
+    Attributes
+    ----------
+    plan : ClassPlan
+    reads : of each operand that is read by rows: its number, source, buffer (by its number in the process), rows of a
+        position, and whether it is part of the elements of a list
+    shared : of each other one: its number and source
+    """
+
+    plan: ClassPlan
+    reads: list[tuple[int, Any, int, int, bool]]
+    shared: list[tuple[int, Any]]
 
 
 class CallClass:

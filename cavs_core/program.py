@@ -10,6 +10,7 @@ The kind says how many copies a launch holds:
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -63,8 +64,20 @@ class Arg(Source):
     index: int
 
 
-@dataclass(frozen=True)
-class Param:
+class _OneForEachParameter(_OneForEach):
+    """The same, without keeping parameters alive."""
+
+    _living: ClassVar[weakref.WeakValueDictionary[Any, Any]] = weakref.WeakValueDictionary()
+
+    def __call__(cls: type[_S], *args: Any) -> _S:
+        parameter, name = args
+        living = _OneForEachParameter._living
+        known = living.get((id(parameter), name))       # (as long as there is one, the id is this parameter's)
+        return known if known is not None else living.setdefault((id(parameter), name), type.__call__(cls, *args))
+
+
+@dataclass(frozen=True, eq=False)
+class Param(Source, metaclass=_OneForEachParameter):
     """A Gluon Parameter; its array is fetched again at every run."""
 
     parameter: Any

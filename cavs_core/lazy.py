@@ -31,8 +31,7 @@ class _LazyType(type(NDArray)):
     def __eq__(cls, other):
         return cls is other or other is NDArray
 
-    def __hash__(cls):
-        return type.__hash__(cls)
+    __hash__ = type.__hash__
 
 
 class LazyArray(NDArray, metaclass=_LazyType):
@@ -243,6 +242,7 @@ _lock = threading.Lock()
 _installed = 0
 _register = mx.ndarray.register
 _names: dict[int, str] = {}
+_ARRAYS = frozenset((LazyArray, NDArray))
 _NO_ATTRS = frozenset(("out", "name"))      # what MXNet's functions for operators take beside attributes
 
 
@@ -301,7 +301,7 @@ def _hooked_invoke(invoke):
 def _hooked_verify(verify):
     def hooked_verify(op_name, func_name, args, out):
         """The same for arrays of every kind but numpy's; these two are none, and MXNet's way takes longer."""
-        if out is not None or not all([type(x) is LazyArray or type(x) is NDArray for x in args]):
+        if out is not None or not _ARRAYS.issuperset(map(type, args)):
             verify(op_name, func_name, args, out)
 
     return hooked_verify

@@ -181,11 +181,9 @@ def test_classes_of_a_round_come_in_the_order_of_their_first_launch():
     """Several may add to one gradient: the one that runs first must be the one that sets it."""
     layout = SimpleNamespace(classes=[SimpleNamespace(has_rows=rows) for rows in (True, True, False, True)],
                              order=np.array([(1, 0), (0, 0), (1, 1), (3, 0)]), round_of=None)
-    assert assembly._rounds(layout, False) == ((1, 0, 3),)
-    assert assembly._rounds(layout, True) == ((3, 1, 0),)
+    assert assembly._rounds(layout) == (((1, 0, 3),), ((3, 1, 0),))
     layout.round_of = np.array([0, 1, 0, 0])
-    assert assembly._rounds(layout, False) == ((0, 3), (1,))
-    assert assembly._rounds(layout, True) == ((1,), (3, 0))
+    assert assembly._rounds(layout) == (((0, 3), (1,)), ((1,), (3, 0)))
 
 
 def test_memory_of_values_by_what_has_rows():

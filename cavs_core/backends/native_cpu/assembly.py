@@ -154,7 +154,7 @@ class Assembly:
         self._packed = tuple([packs_weights(rows, edges) for rows, edges in self.counts[:, :2].tolist()])
         self.bounds = np.array([0 if part.edges is None else address_of(part.edges.indptr) for part in parts])
         self.round_of = np.zeros(len(parts), np.int64) if layout.round_of is None else layout.round_of
-        self._rounds = _rounds(layout, False), _rounds(layout, True)
+        self._rounds = _rounds(layout)
         self._named = any(part.names for part in parts)
         specs = layout.row_specs
         self.row_bytes = [_look_of(spec)[2] for spec in specs]
@@ -205,22 +205,22 @@ class Assembly:
         return frozenset(skipped), frozenset(as_rows)
 
 
-def _rounds(layout: Layout, backward: bool) -> tuple[Round, ...]:
-    """Of each round the classes that have rows, in the order in which they run first, round after round.
+def _rounds(layout: Layout) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
+    """Of each round the classes that have rows, in the order in which they run first, round after round; backward, too.
 
     (Several may add to one gradient: the first one sets it.)
     """
     busy = [c for c, part in enumerate(layout.classes) if part.has_rows]
-    if len(busy) > 1:
-        launched = layout.order[::-1, 0] if backward else layout.order[:, 0]
-        rank = {c: k for k, c in enumerate(dict.fromkeys(launched.tolist()))}
-        busy.sort(key=lambda c: rank.get(c, len(rank)))
-    if layout.round_of is None:
-        return (tuple(busy),)
-    found: list[list[int]] = [[] for _ in range(int(layout.round_of.max(initial=-1)) + 1)]
-    for c in busy:
-        found[layout.round_of[c]].append(c)
-    return tuple(map(tuple, found[::-1] if backward else found))
+    launched = layout.order[:, 0].tolist()
+    round_of = [0] * len(layout.classes) if layout.round_of is None else layout.round_of.tolist()
+    both = []
+    for order in (launched, launched[::-1]):
+        found: list[list[int]] = [[] for _ in range(max(round_of, default=0) + 1)]
+        for c in {**dict.fromkeys(order), **dict.fromkeys(busy)}:
+            if layout.classes[c].has_rows:
+                found[round_of[c]].append(c)
+        both.append(tuple(map(tuple, found)))
+    return both[0], both[1][::-1]
 
 
 _MOST = 256

@@ -42,7 +42,7 @@ MODULES = {
 
 @pytest.fixture
 def ran(tmp_path):
-    (tmp_path / "compiling.py").write_text(Path(compiling.__file__).read_text())      # without the rest, which takes time
+    (tmp_path / "compiling.py").write_text(Path(compiling.__file__).read_text())      # without the rest
 
     def run(**values):
         for name, text in MODULES.items():

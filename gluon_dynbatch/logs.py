@@ -72,28 +72,31 @@ class Log:
     parameters : leaf -> the parameter whose array it is
     number_spec : what numbers in the log look like
     held : bool array, for each value whether somebody holds it
-    viewed : values that others share their memory with
-    kinds, ids : of the entries and the classes, see `kinds_of`
+    viewed : int64 array, values that others share their memory with, in order
+    kinds : of the entries
     known : what is remembered of such a log
     """
 
     def __init__(self, calls: Any):
-        # Copies, the log first: another thread may record one more call right now, which is not taken.
+        # Copies, in the opposite order of recording: another thread may record one more call right now, which is not
+        # taken.
         self.words = np.frombuffer(calls.log[:], np.int64)
-        self.held = find_held(calls.made)
-        self.entries, self.classes, specs = list(calls.entries), list(calls.classes), tuple(calls.leaf_spec)
-        self.data, self.viewed = calls.leaves[:len(specs)], frozenset(calls.viewed)
+        self.held = find_held(calls.made, recycles=True)
+        self.entries = list(calls.entries)
+        count = len(self.entries)
+        self.kinds = kinds_of(calls.kinds[:count], calls.entry_classes[:count])
+        self.classes, specs = list(calls.classes), tuple(calls.leaf_spec)
+        self.data, self.viewed = calls.leaves[:len(specs)], np.array(sorted(set(calls.viewed)), np.int64)
         self.specs, self.number_spec = np.array(specs, np.int64), calls.recorder.number_spec
-        self.wanted_params = tuple([tuple([p.parameter.grad_req != "null" for p in cls.signature.params])
-                                    for cls in self.classes])
+        self.wanted_params = tuple([tuple([p.parameter.grad_req != "null" for p in params]) if params else ()
+                                    for params in [cls.signature.params for cls in self.classes]])
         records = any([cls.recorded for cls in self.classes])
         self.wanted = need_gradient(self.data) if records else [False] * len(self.data)
         of_parameters = calls.recorder.parameters
         self.parameters = {k: of_parameters[id(x)][0] for k, x in enumerate(self.data) if id(x) in of_parameters}
-        self.kinds, self.ids = kinds_of(self.entries, self.classes, self.number_spec)
         # All that a structure depends on. (An owner's spec follows from the signature and the number of rows.)
         self._key = (self.kinds.of(KIND).tobytes(), tuple([(cls.signature, cls.recorded) for cls in self.classes]),
-                     self.wanted_params, specs, bytes(self.wanted), self.held.tobytes(), self.viewed,
+                     self.wanted_params, specs, bytes(self.wanted), self.held.tobytes(), self.viewed.tobytes(),
                      checksum(self.words))
         known = RECORDINGS.get(self._key, [self.words])
         self.known = Known(*self._counts()) if known is None else known[1]
@@ -116,11 +119,7 @@ class Log:
 
     @cached_property
     def _cut(self) -> tuple[Cut, Any]:
-        held = self.held
-        if self.viewed:
-            held = held.copy()
-            held[[v for v in self.viewed if v < len(held)]] = True
-        return cut_log(self.words, self.kinds, FIRST, self.specs, held)
+        return cut_log(self.words, self.kinds, FIRST, self.specs, self.held, self.viewed)
 
     @property
     def cut(self) -> Cut:
@@ -181,7 +180,7 @@ class Log:
         owns = [c >= 0 and any(self.wanted_params[c]) for c in origins]
         num_values = self.known.num_values
         heads = np.flatnonzero(self.held[:num_values])
-        viewed = np.array(sorted(v for v in self.viewed if v < num_values), np.int64)
+        viewed = self.viewed[:np.searchsorted(self.viewed, num_values)]
         if value_of is not None:
             heads, viewed = value_of[heads], value_of[viewed]
         return make_structure(used, owns, calls, heads, viewed, value_of, self.specs, self.wanted, self.numbers,

@@ -46,7 +46,7 @@ class Made(CallClass):
 
     def __init__(self, signature: Signature, recorded: bool, where: str, num_parts: int = 0, num_launches: int = 1,
                  parts: Any = None, depends: Any = None):
-        super().__init__(-1, signature, recorded, where, None)
+        super().__init__(-1, -1, signature, recorded, where, None)
         self.num_parts, self.num_launches, self.parts, self.depends = num_parts, num_launches, parts, depends
 
     def is_current(self) -> bool:
@@ -104,7 +104,7 @@ def _joinable(classes: Sequence[CallClass], r: Recording) -> Any:
 
 def _analyze(log: Log, new: Any, drops: bool) -> tuple[list[Form], bool]:
     """The forms of new samples, which are looked at together, and whether others would look like them from now on."""
-    recorded, ids, cut = log.recorded(), log.ids, log.cut
+    recorded, ids, cut = log.recorded(), [cls.kind for cls in log.classes], log.cut
     classes, r, viewed = recorded.classes, recorded.recording, recorded.viewed
     offsets, entry, specs = r.offsets, recorded.call_entry, recorded.value_specs
     if len(new) < len(cut.starts) - 1:

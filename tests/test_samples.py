@@ -54,7 +54,8 @@ def log_of(classes, calls):
 def cut_calls(classes, calls, num_leaves, heads, specs=None):
     num_values = sum(len(classes[c].output_widths) for c, _ in calls)
     specs = np.zeros(num_leaves, np.int64) if specs is None else np.array(specs)
-    return cut_log(log_of(classes, calls), kinds_of(classes), FIRST, specs, np.isin(np.arange(num_values), heads))[0]
+    return cut_log(log_of(classes, calls), kinds_of(classes), FIRST, specs, np.isin(np.arange(num_values), heads),
+                   np.zeros(0, np.int64))[0]
 
 
 class Batch:
@@ -190,7 +191,7 @@ def test_numbers_of_a_sample_are_found_again():
     kinds = kinds_of(classes, [(0,), (1,)])
     log = np.array([0, 30, 1, FIRST, -4, 0, 5, 1, FIRST + 2, 6], np.int64)
     held = np.array([False, True, False, True])
-    cut, numbers = cut_log(log, kinds, FIRST, np.zeros(1, np.int64), held)
+    cut, numbers = cut_log(log, kinds, FIRST, np.zeros(1, np.int64), held, np.array([4]))
     assert cut.keys()[0] == cut.keys()[1] and cut.numbers.tolist() == [0, 2, 4] and numbers.tolist() == [30, -4, 5, 6]
     r = recording(classes, [(0, 1, [-2]), (1, 1, [0, -3]), (0, 1, [-4]), (1, 1, [2, -5])], 5)
     parts = Parts(np.full(4, -1), *r.offsets, r.operands, np.arange(4))

@@ -115,7 +115,7 @@ def _analyze(log: Log, new: Any, drops: bool) -> tuple[list[Form], bool]:
 
     def teach() -> None:
         """What is read by more calls than there are of it, without repeats, is better made once and for all."""
-        left = recorded.structure.without_repeats(find_repeats(recorded.repeat_facts(), offsets), 0)
+        left = recorded.structure.without_repeats(find_repeats(recorded.repeat_facts(), recorded.recording), 0)
         _groups(*_fold(recorded.classes, left.recording, left.viewed)[:3])
 
     made: list[Made] = []

@@ -69,8 +69,10 @@ def with_members(log: Log, drops: bool, stats: Any) -> Tables:
     stats : Stats, where it counts
     """
     if log.known.members is None:
-        log.let_run(_members(log, drops, stats) if log.joins else
-                    Members(log.recorded().structure, range(len(log.classes)), ()))
+        if log.joins:
+            log.let_run(_members(log, drops, stats))
+        else:
+            log.let_all_run()
     return log.joined()
 
 
@@ -226,10 +228,9 @@ def _merged(log: Log, forms: Sequence[Form]) -> Members:
     """The forms of all samples as tables."""
     num_classes, all_made = len(log.classes), made_of(forms)
     lists = {(cls.signature, cls.recorded): c for c, cls in enumerate(log.classes) if cls.signature.slots}
-    facts = [(lists.get((cls.signature, cls.recorded), num_classes + k), cls.signature.slots, len(cls.signature.rows[1]))
-             for k, cls in enumerate(all_made)]
+    facts = [(lists.get((signature, cls.recorded), num_classes + k), signature.slots, len(signature.rows[1]))
+             for k, (cls, signature) in enumerate([(cls, cls.signature) for cls in all_made])]
     m = merge_forms(log.cut, forms, log.kinds, len(log.specs), num_classes, all_made, facts)
     origins = [c if c < num_classes else num_classes - 1 - c for c in m.used.tolist()]
-    structure = log.structure_of(origins, all_made, *m[:7], value_of=m.value_of)
-    structure.recording.offsets = m.operand_offsets, m.value_offsets
+    structure = log.structure_of(origins, all_made, m[:7], (m.operand_offsets, m.value_offsets), m.value_of)
     return Members(structure, origins, all_made)

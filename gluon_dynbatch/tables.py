@@ -87,9 +87,9 @@ class Structure:
 
     @property
     def num_bytes(self) -> int:
-        """What the arrays take, with those that are made when somebody looks for repeats."""
+        """What the arrays take, with offsets and with those that are made when somebody looks for repeats."""
         own = (self.call_entry, self.numbers, self.leaf_specs, *(() if self.value_of is None else (self.value_of,)))
-        return sum(a.nbytes for a in (*self.arrays, *own)) + 3 * self.call_entry.nbytes
+        return sum(a.nbytes for a in (*self.arrays, *own)) + 5 * self.call_entry.nbytes + 16
 
     def without_repeats(self, left: Distinct, num_repeats: int) -> Structure:
         """The structure of the calls that are left; the others are so many recorded ones."""

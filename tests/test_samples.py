@@ -461,7 +461,8 @@ def test_merged_tables_are_those_that_reading_gives(monkeypatch, looked_for):
     (log, members), = found
     read = log.recorded().structure
     assert read is not members.structure and read.buffers == members.structure.buffers
-    for a, b in zip((*read.arrays, read.call_entry), (*members.structure.arrays, members.structure.call_entry)):
+    for a, b in zip((*read.arrays, read.call_entry, *read.recording.offsets),
+                    (*members.structure.arrays, members.structure.call_entry, *members.structure.recording.offsets)):
         np.testing.assert_array_equal(a, b)
     assert read.recording.classes == members.structure.recording.classes and members.structure.value_of is None
 

@@ -92,14 +92,14 @@ class Log:
         self.wanted_params = tuple([tuple([p.parameter.grad_req != "null" for p in params]) if params else ()
                                     for params in [cls.signature.params for cls in self.classes]])
         records = any([cls.recorded for cls in self.classes])
-        self.wanted = need_gradient(self.data) if records else [False] * len(self.data)
+        self.wanted = need_gradient(self.data) if records else np.zeros(len(self.data), bool)
         of_parameters = calls.recorder.parameters
         self.parameters = {k: of_parameters[id(x)][0] for k, x in enumerate(self.data) if id(x) in of_parameters}
         # All that a structure depends on. (An owner's spec follows from the signature and the number of rows.)
         # (As bytes, as far as may be: they are hashed once.)
         self._key = (self.kinds.of(KIND).tobytes(), tuple([cls.signature for cls in self.classes]),
                      bytes([cls.recorded for cls in self.classes]), self.wanted_params, self.specs.tobytes(),
-                     bytes(self.wanted), self.held.tobytes(), self.viewed.tobytes(), checksum(self.words))
+                     self.wanted.tobytes(), self.held.tobytes(), self.viewed.tobytes(), checksum(self.words))
         known = RECORDINGS.get(self._key, [self.words])
         self.known = Known(*self._counts()) if known is None else known[1]
 
@@ -190,8 +190,9 @@ class Log:
         used = [self.classes[c] if c >= 0 else made[-1 - c] for c in origins]
         owns = [c >= 0 and any(self.wanted_params[c]) for c in origins]
         num_values = self.known.num_values
-        heads = np.flatnonzero(self.held[:num_values])
-        viewed = self.viewed[:np.searchsorted(self.viewed, num_values)]
+        heads, viewed = self.held[:num_values].nonzero()[0], self.viewed
+        if not self.is_whole:
+            viewed = viewed[viewed < num_values]
         if value_of is not None:
             heads, viewed = value_of[heads], value_of[viewed]
         structure = make_structure(used, owns, calls, heads, viewed, value_of, self.specs, self.wanted, self.numbers,

@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit
 
 from cavs_core import LazyArray, copy_arrays, view_of_data
+from cavs_core.mxnet_compat import mx
 
 from .analyzer import ClassInfo, Recording
 from .kinds import FIRST_WIDTH, LOOKS_UP, PURE, ROW_SPEC, KindTable
@@ -20,6 +21,8 @@ from .repeats import Distinct, Facts, Lookups
 from .values import BUFFERS, SPECS, WIDTHS, as_array
 
 __all__ = ["Leaves", "Members", "Structure", "Tables", "make_structure", "recorded_bytes"]
+
+NDArray = mx.nd.NDArray
 
 
 class Leaves:
@@ -31,7 +34,7 @@ class Leaves:
 
     def ids(self, leaves: Sequence[int]) -> Any:
         """The elements of some leaves, one behind the other, as int64 that are equal where they are."""
-        arrays = [as_array(self.data[leaf]) for leaf in leaves]
+        arrays = [x if type(x) is NDArray else as_array(x) for x in map(self.data.__getitem__, leaves)]
         specs = self.specs[leaves]
         dtypes = {SPECS[s].dtype for s in set(specs.tolist())}
         if len(dtypes) == 1:
@@ -85,7 +88,7 @@ class Structure:
         """By which plans are found."""
         return int(checksum(self.recording.call_class, self.recording.operands, self.recording.heads))
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """What the arrays take, with offsets and with those that are made when somebody looks for repeats."""
         own = (self.call_entry, self.numbers, self.leaf_specs, *(() if self.value_of is None else (self.value_of,)))
@@ -167,25 +170,27 @@ class Tables:
                                 self.viewed, self.value_specs, lookups)
         if not known.looked_up:
             return known.facts
-        ids = self.leaves.ids(known.looked_up)
-        return known.facts._replace(lookups=known.facts.lookups._replace(ids=ids))
+        *facts, lookups = known.facts
+        return Facts(*facts, Lookups(*lookups[:-1], self.leaves.ids(known.looked_up)))
 
     def _lookups(self) -> tuple[Lookups, list[int]]:
         """The calls that look up one row for each number in an outside array; without the numbers, and these arrays."""
+        if not any([cls.signature.looks_up for cls in self.classes]):
+            return _NO_LOOKUPS, []
         r = self.recording
         *lookups, leaves = _look_up(self.call_entry, r.call_class, r.offsets[0], r.operands, *self.kinds,
                                     self.leaves.specs, _sizes(), len(self.leaves.data), len(r.classes))
         return Lookups(*lookups, leaves[:0]), leaves.tolist()
 
 
+_NO_LOOKUPS = Lookups(*np.zeros((5, 0), np.int64))
+
+
 @njit(cache=True, nogil=True)
 def _look_up(call_entry, call_class, operand_offsets, operands, facts, kinds, classes, specs, sizes, num_data,
              num_classes):
-    num_entries, num_calls = len(kinds), 0
-    for e in range(num_entries):
-        if facts[kinds[e] + LOOKS_UP]:
-            num_calls = len(call_entry)
-    names_row = np.full(num_entries if num_calls else 0, -1, np.int64)
+    num_entries, num_calls = len(kinds), len(call_entry)
+    names_row = np.full(num_entries, -1, np.int64)
     starts, counts = np.zeros(num_calls, np.int64), np.zeros(num_calls, np.int64)
     tables, leaves = np.zeros(num_calls, np.int64), np.empty(num_calls, np.int64)
     found = at = 0
@@ -233,7 +238,7 @@ def _sizes() -> Any:
 
 
 def make_structure(classes: Sequence[Any], owns_wanted: Sequence[bool], calls: Sequence[Any], heads: Any, viewed: Any,
-                   value_of: Any, specs: Any, wanted: list[bool], numbers: Any, number_spec: int) -> Structure:
+                   value_of: Any, specs: Any, wanted: Any, numbers: Any, number_spec: int) -> Structure:
     """The structure of some calls.
 
     Parameters
@@ -247,17 +252,31 @@ def make_structure(classes: Sequence[Any], owns_wanted: Sequence[bool], calls: S
     call_entry, call_class, call_width, call_count, call_first, operands, value_specs = calls
     buffers: dict[int, int] = {}
     infos = [_class_info(cls, wants, buffers) for cls, wants in zip(classes, owns_wanted)]
-    num_data = len(specs)
-    leaf_specs = np.full(num_data + len(numbers), number_spec)
-    leaf_specs[:num_data] = specs
-    looks = sorted({*specs.tolist(), number_spec})
-    place = np.searchsorted(_array(looks), leaf_specs)
-    leaf_wanted = np.zeros(len(leaf_specs), bool)
-    leaf_wanted[:num_data] = wanted
-    recording = Recording(
-        infos, call_class, call_width, operands, _array([_buffer(BUFFERS[s], buffers) for s in looks])[place],
-        _array([WIDTHS[s] for s in looks])[place], leaf_wanted, heads, call_count, call_first)
+    looks = [(s, _buffer(BUFFERS[s], buffers), WIDTHS[s]) for s in sorted({*specs.tolist(), number_spec})]
+    leaf_specs, leaf_buffers, leaf_widths, leaf_wanted = _leaf_tables(specs, wanted, len(numbers), number_spec,
+                                                                      _array(looks))
+    recording = Recording(infos, call_class, call_width, operands, leaf_buffers, leaf_widths, leaf_wanted, heads,
+                          call_count, call_first)
     return Structure(recording, list(buffers), value_specs, call_entry, numbers, leaf_specs, viewed, value_of)
+
+
+@njit(cache=True, nogil=True)
+def _leaf_tables(specs, wanted, num_numbers, number_spec, looks):
+    """Spec, buffer, rows and whether a gradient may flow there, of each leaf; `looks` has the first three of each spec.
+    """
+    buffers, widths = np.empty(looks[-1, 0] + 1, np.int64), np.empty(looks[-1, 0] + 1, np.int64)
+    for k in range(len(looks)):
+        buffers[looks[k, 0]], widths[looks[k, 0]] = looks[k, 1], looks[k, 2]
+    num_data = len(specs)
+    num_leaves = num_data + num_numbers
+    leaf_specs, leaf_wanted = np.empty(num_leaves, np.int64), np.zeros(num_leaves, np.bool_)
+    leaf_buffers, leaf_widths = np.empty(num_leaves, np.int64), np.empty(num_leaves, np.int64)
+    for k in range(num_leaves):
+        spec = specs[k] if k < num_data else number_spec
+        leaf_specs[k], leaf_buffers[k], leaf_widths[k] = spec, buffers[spec], widths[spec]
+        if k < num_data:
+            leaf_wanted[k] = wanted[k]
+    return leaf_specs, leaf_buffers, leaf_widths, leaf_wanted
 
 
 def recorded_bytes(num_words: int, num_values: int) -> int:
@@ -288,5 +307,5 @@ def _buffer(number: int, buffers: dict[int, int]) -> int:
     return buffers.setdefault(number, len(buffers))
 
 
-def _array(values: Sequence[int]) -> Any:
+def _array(values: Sequence[Any]) -> Any:
     return np.array(values, np.int64)

@@ -58,12 +58,14 @@ def _cost_of(cls: Any, model: CostModel, place: str) -> tuple[float, float]:
 
 
 def _launch_cost(plan: Any, model: CostModel, place: str) -> tuple[float, float]:
-    """What a plan costs, worked out when the model or its work is another one than before."""
+    """What a plan costs, worked out once for a model and each of the plan's work."""
     work, known = _work_of(plan, place), plan.compiled.get("launch_cost")
-    if known is None or known[0] is not model or known[1] is not work:
-        known = plan.compiled["launch_cost"] = model, work, model.launch_cost(*work)
-    cost: tuple[float, float] = known[2]
-    return cost
+    if known is None or known[0] is not model:
+        known = plan.compiled["launch_cost"] = model, {}
+    costs: dict[int, tuple[float, float]] = known[1]
+    if id(work) not in costs:                   # (the plan holds all of its work)
+        costs[id(work)] = model.launch_cost(*work)
+    return costs[id(work)]
 
 
 def predict_ms(plans: Sequence[Any], layout: Any, place: str) -> tuple[float, float]:

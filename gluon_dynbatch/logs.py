@@ -104,17 +104,22 @@ class Log:
         self.known = Known(*self._counts()) if known is None else known[1]
 
     @cached_property
+    def _walked(self) -> tuple[bool, int]:
+        """Whether operators read each other; if not, so many calls at most."""
+        operators = np.array([cls.identity is None for cls in self.classes], bool)
+        joins, most = _walk(self.words, *self.kinds, operators, FIRST, len(self.held))
+        return joins, most
+
+    @property
     def joins(self) -> bool:
         """Whether operators read each other, so that some may be joined. If not, reading the log takes less than
         looking for its samples among known ones."""
-        operators = np.array([cls.identity is None for cls in self.classes], bool)
-        return bool(_joins(self.words, *self.kinds, operators, FIRST, len(self.held)))
+        return self._walked[0]
 
     @cached_property
     def _calls(self) -> Any:
         """All calls, read."""
-        # (Every call has a value.)
-        most = int(self.cut.starts[-1]) if self.joins else len(self.held)
+        most = int(self.cut.starts[-1]) if self.joins else self._walked[1]
         return _read(self.words, *self.kinds, FIRST, len(self.specs), most, len(self.held))
 
     def _counts(self) -> tuple[int, int]:
@@ -214,7 +219,7 @@ def take_log(calls: Any) -> Log:
 
 
 @njit(cache=True, nogil=True)
-def _joins(log, facts, entries, classes, operators, first, num_values):
+def _walk(log, facts, entries, classes, operators, first, num_values):
     num_entries, some = len(entries), False
     chosen, several = np.zeros(num_entries, np.bool_), np.zeros(len(operators), np.bool_)
     for e in range(num_entries):
@@ -225,9 +230,9 @@ def _joins(log, facts, entries, classes, operators, first, num_values):
                      and (not facts[kind + LOOKS_UP] or several[classes[e]]))
         some |= chosen[e]
     if not some:
-        return False
+        return False, num_values        # (every call has a value)
     is_chosen = np.zeros(num_values, np.bool_)
-    at = value = 0
+    at = calls = value = 0
     while at < len(log):
         entry = log[at]
         kind = entries[entry]
@@ -238,11 +243,12 @@ def _joins(log, facts, entries, classes, operators, first, num_values):
         if chosen[entry]:
             for j in range(at + 1, end):
                 if log[j] >= first and is_chosen[log[j] - first]:       # (a number is never as large as a token)
-                    return True
+                    return True, 0
             is_chosen[value:value + num_outputs] = True
         at = end
+        calls += 1
         value += num_outputs
-    return False
+    return False, calls
 
 
 @njit(cache=True, nogil=True)

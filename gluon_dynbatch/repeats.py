@@ -153,12 +153,15 @@ def _find(kinds, pure, numbers, num_data, viewed, value_specs, lookups, call_cla
     for i in range(num_calls):
         begin, kind, count = operand_offsets[i], kinds[i], call_count[i]
         num_operands, num_outputs = operand_offsets[i + 1] - begin, value_offsets[i + 1] - value_offsets[i]
+        named, num_numbers = kind, 0
         for j in range(num_operands):
             token = operands[begin + j]
-            # (Whether an operand is a number is the same in all calls of a kind.)
-            names[end + j] = value_of[token] if token >= 0 else numbers[-1 - token - num_data] \
-                if -1 - token >= num_data else token
-        named = kind
+            if token >= 0:
+                token = value_of[token]
+            tokens[end + j] = names[end + j] = token
+            if -1 - token >= num_data:          # (whether an operand is a number is the same in all calls of a kind)
+                names[end + j] = numbers[-1 - token - num_data]
+                num_numbers += 1
         if looks_up:
             for v in range(value_offsets[i], value_offsets[i + 1]):
                 maker[v] = i
@@ -190,24 +193,22 @@ def _find(kinds, pure, numbers, num_data, viewed, value_specs, lookups, call_cla
                 at = (at + np.uint64(1)) & mask
             if same < 0:
                 table[at], codes[left], all_kinds[left] = left, code, named
-            for v in range(value_offsets[i], value_offsets[i + 1]):
-                if is_held[v]:
-                    same = -1
+            else:
+                for v in range(value_offsets[i], value_offsets[i + 1]):
+                    if is_held[v]:
+                        same = -1
         if same >= 0:
             for n in range(num_outputs):
                 value_of[value_offsets[i] + n] = value_ends[same] + n
             dropped[call_class[i]] += 1
             terms[call_class[i]] += count - 1
             continue
-        for j in range(num_operands):
-            token = operands[begin + j]
-            if token >= 0:
-                token = value_of[token]
-            elif -1 - token >= num_data:
-                left_numbers[num_left] = numbers[-1 - token - num_data]
-                token = -1 - num_data - num_left
-                num_left += 1
-            tokens[end + j] = token
+        if num_numbers:
+            for j in range(end, end + num_operands):
+                if -1 - tokens[j] >= num_data:
+                    left_numbers[num_left] = numbers[-1 - tokens[j] - num_data]
+                    tokens[j] = -1 - num_data - num_left
+                    num_left += 1
         for n in range(num_outputs):
             value_of[value_offsets[i] + n] = values + n
             specs[values + n] = value_specs[value_offsets[i] + n]

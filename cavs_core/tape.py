@@ -17,8 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from .array_memory import address_of_data, view_of_data
+from .backends.native_cpu.intrinsics import words_at
 from .backends.targets import WRITTEN, Target
 from .gradients import write_gradient
 from .lazy import LazyArray
@@ -324,12 +326,23 @@ def needs_gradient(array: Any) -> bool:
     return ctypes.c_void_p.from_address(array.handle.value + offset).value is not None
 
 
-def need_gradient(values: Sequence[Any]) -> list[bool]:
-    """`needs_gradient` of many arrays; of what is no NDArray it is False."""
-    offset, pointer = _entry_offset(), ctypes.c_void_p.from_address
+def need_gradient(values: Sequence[Any]) -> np.ndarray:
+    """`needs_gradient` of many arrays, as a bool array; of what is no NDArray it is False."""
+    offset = _entry_offset()
     if offset is None:
-        return [isinstance(x, NDArray) and needs_gradient(x) for x in values]
-    return [isinstance(x, NDArray) and pointer(x.handle.value + offset).value is not None for x in values]
+        return np.array([isinstance(x, NDArray) and needs_gradient(x) for x in values], bool)
+    handles = [x.handle.value if isinstance(x, NDArray) else 0 for x in values]
+    return _are_set(np.array(handles, np.int64), offset)
+
+
+@njit(cache=True)
+def _are_set(handles, offset):  # type: ignore[no-untyped-def]
+    """Whether there is a pointer at an offset, for each array; False where there is no array."""
+    found = np.zeros(len(handles), np.bool_)
+    for k in range(len(handles)):
+        if handles[k]:
+            found[k] = words_at(handles[k] + offset)[0] != 0
+    return found
 
 
 def _node_of(array: Any) -> Any:

@@ -55,23 +55,6 @@ static PyTypeObject CallType = {
     CALLABLE("Call", Call, call, "Call(otherwise[, part, F])", Py_TPFLAGS_METHOD_DESCRIPTOR),
     .tp_descr_get = call_bind, .tp_dictoffset = offsetof(Call, dict), .tp_getset = call_attributes};
 
-static PyObject *is_held(PyObject *module, PyObject *made)
-{
-    PyObject *answer;
-    char *at;
-    Py_ssize_t k, n;
-    (void)module;
-    if (!PyList_CheckExact(made)) {
-        PyErr_SetString(PyExc_TypeError, "is_held takes the list of tokens");
-        return NULL;
-    }
-    n = PyList_GET_SIZE(made);
-    if ((answer = PyByteArray_FromStringAndSize(NULL, n)))
-        for (k = 0, at = PyByteArray_AS_STRING(answer); k < n; k++)
-            at[k] = Py_REFCNT(PyList_GET_ITEM(made, k)) > 1;
-    return answer;
-}
-
 static PyObject *common_owner(PyObject *module, PyObject *arrays)
 {
     PyObject *owner = NULL;
@@ -144,8 +127,8 @@ static PyMethodDef functions[] = {
     {"common_owner", common_owner, METH_O, "common_owner(arrays) -> the owner of all of them; None if there is none"},
     {"listen", listen, METH_O, "listen(whom): who listens on this thread from now on; None: nobody"},
     {"shorten", shorten, METH_O, "shorten(cls): let the calls of its blocks come here directly"},
-    {"recycle", recycle, METH_O, "recycle(tokens): the next flushes may take those that only the list holds"},
-    {"is_held", is_held, METH_O, "is_held(tokens) -> for each a byte: whether anybody but the list holds it"},
+    {"is_held", is_held, METH_VARARGS, "is_held(tokens, recycles) -> for each a byte: whether anybody but the list holds "
+     "it; the next flushes may take the others, if they are recycled"},
     {NULL}};
 
 static struct PyModuleDef definition = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,7 +12,8 @@ from cavs_core import LazyArray, listening, thread_state
 from cavs_core.mxnet_compat import mx
 
 from .errors import DiscardedError
-from .fastpath import FIRST, RETRY, common_owner, make_append, make_operators, make_table, recycle
+from .fastpath import FIRST, RETRY, common_owner, find_held, make_append, make_operators, make_table
+from .kinds import class_kind, entry_kind
 from .results import Flushed
 from .runtime import run_calls
 from .signature import CallClass, Signature
@@ -106,7 +108,10 @@ class Calls:
         self.most = recorder.scope.config.max_pending
         self.classes: list[CallClass] = []
         self.by_signature: dict[Any, CallClass] = {}
+        self.num_alike: Counter[Any] = Counter()        # see `class_kind`
         self.entries: list[Entry] = []
+        self.kinds: list[bytes] = []            # what they are in all flushes, see kinds.py ..
+        self.entry_classes: list[int] = []      # .. and the number of the class of each
         self.by_key: dict[Any, Any] = {}        # exact specs of the operands -> what the call is
         self.owners: dict[int, Owner] = {}      # spec -> who owns the arrays
         self.short: dict[Any, tuple[Any, dict[Any, Entry], Any]] = {}        # see `ways`
@@ -185,7 +190,6 @@ class Calls:
 
     def forget(self) -> None:
         """Drop what only recording needs, and with it the ring of owners and calls that would keep all alive."""
-        recycle(self.made)
         self.log, self.made, self.entries = bytearray(), [], []
         for table in (self.by_key, self.owners, self.short, self.forms, self.leaf_of):
             table.clear()
@@ -196,6 +200,7 @@ class Calls:
             if self.flushed is None:
                 self.failure = DiscardedError(
                     "this array was recorded in a batching scope that an exception left before it was computed")
+                find_held(self.made, recycles=True)
                 self.forget()
 
     def too_late(self, token: int) -> bool:
@@ -313,7 +318,8 @@ class Calls:
             key = ("names rows", recorded, len(signature.operand_specs))
         cls = self.by_signature.get(key)
         if cls is None:
-            cls = CallClass(len(self.classes), signature, recorded, where, identity)
+            kind = class_kind(signature, recorded, self.num_alike)
+            cls = CallClass(len(self.classes), kind, signature, recorded, where, identity)
             if self.classes and self.classes[0].signature.context != signature.context:
                 # A flush runs on one device. After it, the caller records the call anew.
                 self.flush("a call on another device was recorded")
@@ -321,11 +327,15 @@ class Calls:
             self.by_signature[key] = cls
             self.classes.append(cls)
         number, num_operands = len(self.entries), len(signature.operand_specs) - signature.slots
-        owners = tuple(map(self.owner, signature.output_specs(rows)))
+        specs, numbers = signature.output_specs(rows), numbers or (False,) * num_operands
+        owners = tuple(map(self.owner, specs))
         append = make_append(num_operands, signature.structure, len(owners), signature.slots)(self, number, owners)
         if self.sealed:                 # asked behind it: it may be bound to a log that nobody reads
             return _sealed_entry(signature, cls)
-        entry = Entry(number, signature, cls, rows, numbers or (False,) * num_operands, owners, append)
+        # (By its place: an interrupt may have left something of an entry that nobody got.)
+        self.kinds[number:] = [entry_kind(cls.kind, signature, rows, numbers, specs, self.recorder.number_spec)]
+        self.entry_classes[number:] = [cls.number]
+        entry = Entry(number, signature, cls, rows, numbers, owners, append)
         self.entries.append(entry)      # (if another thread flushes now, whoever appends to the entry has to try again)
         return entry
 

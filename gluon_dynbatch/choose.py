@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
-
-import numpy as np
 
 from .analyzer import scan
 from .auto import Auto, Sample
 from .costs.cost_model import Device
 from .costs.devices import NATIVE
-from .costs.weigh import class_costs, cost_model, use_measured_costs
+from .costs.weigh import cost_model, row_cost, use_measured_costs
 from .last_used import LastUsed
 from .methods import Method
 from .plan_cache import PlanCache
@@ -56,11 +55,10 @@ def _distinct(tables: Tables) -> Tables | None:
     key = (structure, device, facts.lookups.ids.tobytes())
     known = REPEATS.get(key, ())
     if known is None:
-        left = find_repeats(facts, tables.recording.offsets)
+        left = find_repeats(facts, tables.recording)
         seen = SEEN.get(structure.checksum, False)
         SEEN.put(structure.checksum, True)
-        found = (structure.without_repeats(left, tables.num_recorded(left.repeats))
-                 if _pays(tables, left, device, seen) else None)
+        found = structure.without_repeats(left, tables.num_dropped(left)) if _pays(tables, left, device, seen) else None
         REPEATS.put(key, (), found, num_bytes=structure.num_bytes + (found.num_bytes if found is not None else 0))
     else:
         _, found = known
@@ -68,14 +66,15 @@ def _distinct(tables: Tables) -> Tables | None:
 
 
 def _pays(tables: Tables, left: Distinct, device: Device, seen: bool) -> bool:
-    if not len(left.repeats):
-        return False
-    count = np.bincount(tables.recording.call_class[left.repeats], minlength=len(tables.classes))
-    found = np.flatnonzero(count)
-    row_us = class_costs([tables.classes[c] for c in found.tolist()], NATIVE)[1]
-    price = (NEW_PLAN_US + NEW_PLAN_US_PER_CALL * len(left.calls) if seen else
-             device.analysis_us + device.analysis_us_per_call * len(left.calls))
-    return bool(row_us @ count[found] > price)
+    price = (NEW_PLAN_US + NEW_PLAN_US_PER_CALL * len(left.entries) if seen else
+             device.analysis_us + device.analysis_us_per_call * len(left.entries))
+    for count, cls in sorted(zip(left.dropped.tolist(), tables.classes), key=itemgetter(0), reverse=True):
+        if not count:
+            break
+        price -= count * row_cost(cls, NATIVE)
+        if price < 0:                           # as a rule by what is repeated most
+            return True
+    return False
 
 
 def choose_method(config: Any, recorded: Sequence[Any], tables: Any, place: str) -> Sample:

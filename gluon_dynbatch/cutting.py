@@ -48,7 +48,7 @@ class Cut(NamedTuple):
         return [data[a:b] for a, b in zip(ends, ends[1:])]
 
 
-def cut_log(log: Any, kinds: KindTable, first: int, leaf_specs: Any, held: Any) -> tuple[Cut, Any]:
+def cut_log(log: Any, kinds: KindTable, first: int, leaf_specs: Any, held: Any, viewed: Any) -> tuple[Cut, Any]:
     """The samples of a log, and all numbers in it.
 
     Parameters
@@ -59,13 +59,18 @@ def cut_log(log: Any, kinds: KindTable, first: int, leaf_specs: Any, held: Any) 
     leaf_specs : int64 array, what each leaf looks like that is no number
     held : bool array
         Of each value, whether somebody needs it for himself.
+    viewed : int64 array, values of which this is so as well
     """
-    *cut, numbers = _cut(log, kinds.facts, kinds.starts, first, leaf_specs, held)
+    *cut, numbers = _cut(log, kinds.facts, kinds.starts, first, leaf_specs, held, viewed)
     return Cut(*cut), numbers
 
 
 @njit(cache=True, nogil=True)
-def _cut(log, facts, entries, first, leaf_specs, held):  # type: ignore[no-untyped-def]
+def _cut(log, facts, entries, first, leaf_specs, is_held, viewed):  # type: ignore[no-untyped-def]
+    held = is_held.copy()
+    for v in viewed:
+        if v < len(held):
+            held[v] = True
     # Where samples begin: in the log, as calls, as values, and as numbers. Who reads a sample is part of it, and so is
     # all that stands between.
     begins = np.empty((len(log) + 1, 4), np.int64)

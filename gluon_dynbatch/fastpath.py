@@ -28,7 +28,7 @@ import numpy as np
 from cavs_core import LazyArray, let_change, tell
 from cavs_core.mxnet_compat import mx
 
-INTERFACE = 5                   # of `_fastpath.c`: whoever changes what it offers counts up, here and there
+INTERFACE = 6                   # of `_fastpath.c`: whoever changes what it offers counts up, here and there
 
 compiled: ModuleType | None
 try:
@@ -39,7 +39,7 @@ if getattr(compiled, "INTERFACE", 0) != INTERFACE:      # compiled from an older
     compiled = None
 
 __all__ = ["FIRST", "RETRY", "KEYED", "common_owner", "compiled", "find_held", "form_of", "make_append",
-           "make_operators", "make_recorder", "make_table", "operand_form", "recycle", "structure_of"]
+           "make_operators", "make_recorder", "make_table", "operand_form", "structure_of"]
 
 FIRST = 1 << 32                 # the first token; far from the small ints, which Python makes only once
 RETRY = object()                # a call came too late for the calls that it was meant for
@@ -76,17 +76,14 @@ if compiled is not None:
 _HELD_ONCE = next(map(sys.getrefcount, [object()]))
 
 
-def find_held(made: list[int]) -> Any:
-    """For each token, whether its array still lives: then two hold it, the array and the list."""
+def find_held(made: list[int], recycles: bool = False) -> Any:
+    """For each token, whether its array still lives: then two hold it, the array and the list.
+
+    With `recycles` nobody asks again, and the next flushes may take the tokens that only the list holds.
+    """
     if compiled is not None:
-        return np.frombuffer(compiled.is_held(made), bool)
+        return np.frombuffer(compiled.is_held(made, recycles), bool)
     return np.fromiter(map(sys.getrefcount, made), np.int64, len(made)) > _HELD_ONCE
-
-
-def recycle(made: list[int]) -> None:
-    """A flush is over: the next ones may take the tokens that only the list holds."""
-    if compiled is not None:
-        compiled.recycle(made)
 
 
 def common_owner(arrays: Any) -> Any:

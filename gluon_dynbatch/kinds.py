@@ -19,7 +19,8 @@ from .last_used import LastUsed
 from .values import WIDTHS
 
 __all__ = ["FIRST_SPEC", "FIRST_WIDTH", "KIND", "KINDS", "LOOKS_UP", "NAMED", "NUM_NUMBERS", "NUM_OPERANDS",
-           "NUM_OUTPUTS", "PURE", "ROWS", "ROW_SPEC", "SLOTS", "Kinds", "KindTable", "kinds_of"]
+           "NUM_OUTPUTS", "PURE", "ROWS", "ROW_SPEC", "SLOTS", "Kinds", "KindTable", "class_kind", "entry_kind",
+           "kinds_of"]
 
 # What a kind is, word by word; then the specs of its outputs, and of each operand whether it is a number.
 (KIND, SIZE, NUM_OPERANDS, SLOTS, NUM_NUMBERS, NUM_OUTPUTS, ROWS, NAMED, PURE, LOOKS_UP, ROW_SPEC, FIRST_WIDTH,
@@ -70,45 +71,50 @@ class Kinds(LastUsed):
 KINDS = Kinds()             # of entries and classes, in the whole process
 
 
-def kinds_of(entries: Sequence[Any], classes: Sequence[Any], number_spec: int) -> tuple[KindTable, list[int]]:
-    """The kinds of entries, and numbers that classes have in all flushes.
+def class_kind(signature: Any, recorded: bool, count: Counter[Any]) -> int:
+    """The number that a class has in all flushes.
 
-    The same operator with another weight is another class; such classes are told apart by the order in which they came.
+    The same operator with another weight is another class; such classes are told apart by the order in which they come.
 
     Parameters
     ----------
+    count : how many classes of each look the flush has by now; counted up
+    """
+    # Of those that only name rows, whose class has the signature of any of them, nothing else counts.
+    look = (signature.number if signature.alias < 0 else -len(signature.operand_specs), recorded)
+    count[look] += 1
+    return KINDS.number((*look, count[look]))
+
+
+def entry_kind(of_class: int, signature: Any, rows: int, numbers: tuple[bool, ...], specs: Sequence[int],
+               number_spec: int) -> bytes:
+    """What an entry is in all flushes, as words.
+
+    Parameters
+    ----------
+    of_class : the kind of its class
+    rows, numbers : see `Entry`
+    specs : of its outputs
     number_spec : what operands look like that are numbers
     """
-    count: Counter[Any] = Counter()
-    ids = []
-    for cls in classes:
-        signature = cls.signature
-        # Of those that only name rows, whose class has the signature of any of them, nothing else counts.
-        look = (signature.number if signature.alias < 0 else -len(signature.operand_specs), cls.recorded)
-        ids.append(KINDS.number((*look, count[look])))
-        count[look] += 1
-    of_class = [e.cls.number for e in entries]
-    looks = [(ids[c], e.signature.number, e.rows, e.numbers, number_spec) for c, e in zip(of_class, entries)]
-    words = list(map(KINDS.get, looks))
-    if None in words:
-        words = [_words(look, e) if known is None else known for known, look, e in zip(words, looks, entries)]
+    look = (of_class, signature.number, rows, numbers, number_spec)
+    known: bytes | None = KINDS.get(look)
+    if known is None:
+        single = signature.alias >= 0 and WIDTHS[specs[0]] == 1
+        facts = (len(numbers), signature.slots, sum(numbers), len(specs), rows, signature.alias, not signature.draws,
+                 signature.looks_up, specs[0] if single else -1, WIDTHS[specs[0]], *specs, *numbers)
+        with KINDS.lock:
+            known = KINDS.get(look)
+            if known is None:
+                known = struct.pack(f"{2 + len(facts)}q", KINDS.new_number(), 2 + len(facts), *facts)
+                KINDS.put(look, known)
+    return known
+
+
+def kinds_of(words: list[bytes], classes: list[int]) -> KindTable:
+    """The kinds of the entries of a flush, and the class of each, as a table."""
     facts = np.frombuffer(b"".join(words), np.int64)
-    return KindTable(facts, _starts(facts, len(words)), np.array(of_class, np.int64)), ids
-
-
-def _words(look: Any, entry: Any) -> bytes:
-    """What a new kind is."""
-    signature, specs = entry.signature, [owner.spec for owner in entry.owners]
-    single = signature.alias >= 0 and WIDTHS[specs[0]] == 1
-    facts = (len(entry.numbers), signature.slots, sum(entry.numbers), len(specs), entry.rows, signature.alias,
-             not signature.draws, signature.looks_up, specs[0] if single else -1, WIDTHS[specs[0]], *specs,
-             *entry.numbers)
-    with KINDS.lock:
-        known: bytes | None = KINDS.get(look)
-        if known is None:
-            known = struct.pack(f"{2 + len(facts)}q", KINDS.new_number(), 2 + len(facts), *facts)
-            KINDS.put(look, known)
-        return known
+    return KindTable(facts, _starts(facts, len(words)), np.array(classes, np.int64))
 
 
 @njit(cache=True, nogil=True)

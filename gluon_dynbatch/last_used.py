@@ -14,6 +14,7 @@ class LastUsed:
 
     def __init__(self, most: int):
         self.most, self.lock = most, threading.RLock()
+        self.changes = 0                        # how often something was put, or all was forgotten
         self._entries: OrderedDict[Any, Any] = OrderedDict()
 
     def __len__(self) -> int:
@@ -25,6 +26,7 @@ class LastUsed:
     def put(self, key: Any, entry: Any) -> None:
         """Let an entry be there, as the last used one."""
         with self.lock:
+            self.changes += 1
             self._entries[key] = entry
             self._entries.move_to_end(key)
             while len(self._entries) > self.most:
@@ -32,4 +34,5 @@ class LastUsed:
 
     def clear(self) -> None:
         with self.lock:
+            self.changes += 1
             self._entries.clear()

@@ -7,6 +7,7 @@ A log that comes again is known, with all that was worked out from it. Of others
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -72,37 +73,42 @@ class Log:
     parameters : leaf -> the parameter whose array it is
     number_spec : what numbers in the log look like
     held : bool array, for each value whether somebody holds it
-    viewed : values that others share their memory with
-    kinds, ids : of the entries and the classes, see `kinds_of`
+    viewed : int64 array, values that others share their memory with, in order
+    kinds : of the entries
     known : what is remembered of such a log
     """
 
     def __init__(self, calls: Any):
-        # Copies, the log first: another thread may record one more call right now, which is not taken.
+        # Copies, in the opposite order of recording: another thread may record one more call right now, which is not
+        # taken.
         self.words = np.frombuffer(calls.log[:], np.int64)
-        self.held = find_held(calls.made)
-        self.entries, self.classes, specs = list(calls.entries), list(calls.classes), tuple(calls.leaf_spec)
-        self.data, self.viewed = calls.leaves[:len(specs)], frozenset(calls.viewed)
+        self.held = find_held(calls.made, recycles=True)
+        self.entries = list(calls.entries)
+        count = len(self.entries)
+        self.kinds = kinds_of(calls.kinds[:count], calls.entry_classes[:count])
+        self.classes, specs = list(calls.classes), tuple(calls.leaf_spec)
+        self.data, self.viewed = calls.leaves[:len(specs)], np.array(sorted(set(calls.viewed)), np.int64)
         self.specs, self.number_spec = np.array(specs, np.int64), calls.recorder.number_spec
-        self.wanted_params = tuple([tuple([p.parameter.grad_req != "null" for p in cls.signature.params])
-                                    for cls in self.classes])
+        self.wanted_params = tuple([tuple([p.parameter.grad_req != "null" for p in params]) if params else ()
+                                    for params in [cls.signature.params for cls in self.classes]])
         records = any([cls.recorded for cls in self.classes])
-        self.wanted = need_gradient(self.data) if records else [False] * len(self.data)
+        self.wanted = need_gradient(self.data) if records else np.zeros(len(self.data), bool)
         of_parameters = calls.recorder.parameters
         self.parameters = {k: of_parameters[id(x)][0] for k, x in enumerate(self.data) if id(x) in of_parameters}
-        self.kinds, self.ids = kinds_of(self.entries, self.classes, self.number_spec)
         # All that a structure depends on. (An owner's spec follows from the signature and the number of rows.)
-        self._key = (self.kinds.of(KIND).tobytes(), tuple([(cls.signature, cls.recorded) for cls in self.classes]),
-                     self.wanted_params, specs, bytes(self.wanted), self.held.tobytes(), self.viewed,
-                     checksum(self.words))
+        # (As bytes, as far as may be: they are hashed once.)
+        self._key = (self.kinds.of(KIND).tobytes(), tuple([cls.signature for cls in self.classes]),
+                     bytes([cls.recorded for cls in self.classes]), self.wanted_params, self.specs.tobytes(),
+                     self.wanted.tobytes(), self.held.tobytes(), self.viewed.tobytes(), checksum(self.words))
         known = RECORDINGS.get(self._key, [self.words])
         self.known = Known(*self._counts()) if known is None else known[1]
 
     @cached_property
-    def _walked(self) -> tuple[bool, int, int, Any]:
-        """Whether operators read each other; if not, how many calls and values there are, and the numbers."""
+    def _walked(self) -> tuple[bool, int]:
+        """Whether operators read each other; if not, so many calls at most."""
         operators = np.array([cls.identity is None for cls in self.classes], bool)
-        return _walk(self.words, *self.kinds, operators, FIRST, len(self.held))
+        joins, most = _walk(self.words, *self.kinds, operators, FIRST, len(self.held))
+        return joins, most
 
     @property
     def joins(self) -> bool:
@@ -110,17 +116,21 @@ class Log:
         looking for its samples among known ones."""
         return self._walked[0]
 
+    @cached_property
+    def _calls(self) -> Any:
+        """All calls, read."""
+        most = int(self.cut.starts[-1]) if self.joins else self._walked[1]
+        return _read(self.words, *self.kinds, FIRST, len(self.specs), most, len(self.held))
+
     def _counts(self) -> tuple[int, int]:
         """The number of calls, and of values."""
-        return (int(self.cut.starts[-1]), int(self.cut.values[-1])) if self.joins else self._walked[1:3]
+        if self.joins:
+            return int(self.cut.starts[-1]), int(self.cut.values[-1])
+        return len(self._calls[0]), len(self._calls[6])
 
     @cached_property
     def _cut(self) -> tuple[Cut, Any]:
-        held = self.held
-        if self.viewed:
-            held = held.copy()
-            held[[v for v in self.viewed if v < len(held)]] = True
-        return cut_log(self.words, self.kinds, FIRST, self.specs, held)
+        return cut_log(self.words, self.kinds, FIRST, self.specs, self.held, self.viewed)
 
     @property
     def cut(self) -> Cut:
@@ -130,7 +140,7 @@ class Log:
     @property
     def numbers(self) -> Any:
         """The numbers that stand in it."""
-        return self._cut[1] if self.joins else self._walked[3]
+        return self._cut[1] if self.joins else self._calls[-1]
 
     @property
     def is_whole(self) -> bool:
@@ -143,6 +153,12 @@ class Log:
             self.known.structure = self._read()
             self._remember()
         return Tables(self.known.structure, self.classes, self.wanted_params, self.kinds, self.data, self.parameters)
+
+    def let_all_run(self) -> None:
+        """Say that all calls run as they were recorded."""
+        if self.known.structure is None:
+            self.known.structure = self._read()
+        self.let_run(Members(self.known.structure, range(len(self.classes)), ()))
 
     def joined(self) -> Tables:
         """The tables of what runs, once somebody has said what that is."""
@@ -163,29 +179,31 @@ class Log:
 
     def _read(self) -> Structure:
         """Read the calls."""
-        call_entry, call_class, call_width, call_count, call_first, operands, value_specs = _read(
-            self.words, *self.kinds, FIRST, len(self.specs), self.known.num_calls, self.known.num_values)
-        return self.structure_of(range(len(self.classes)), [], call_entry, call_class, call_width, call_count,
-                                 call_first, operands, value_specs)
+        return self.structure_of(range(len(self.classes)), [], self._calls[:7], self._calls[7:9])
 
-    def structure_of(self, origins: Any, made: Any, *calls: Any, value_of: Any = None) -> Structure:
+    def structure_of(self, origins: Any, made: Any, calls: Sequence[Any], offsets: tuple[Any, Any],
+                     value_of: Any = None) -> Structure:
         """Tables of calls as a structure.
 
         Parameters
         ----------
         origins, made : of the classes, see `Members`
         calls : entry, class, width, length of the list and first row of each; operands; spec of each value
+        offsets : `Recording.offsets`
         value_of : see `Structure`
         """
         used = [self.classes[c] if c >= 0 else made[-1 - c] for c in origins]
         owns = [c >= 0 and any(self.wanted_params[c]) for c in origins]
         num_values = self.known.num_values
-        heads = np.flatnonzero(self.held[:num_values])
-        viewed = np.array(sorted(v for v in self.viewed if v < num_values), np.int64)
+        heads, viewed = self.held[:num_values].nonzero()[0], self.viewed
+        if not self.is_whole:
+            viewed = viewed[viewed < num_values]
         if value_of is not None:
             heads, viewed = value_of[heads], value_of[viewed]
-        return make_structure(used, owns, calls, heads, viewed, value_of, self.specs, self.wanted, self.numbers,
-                              self.number_spec)
+        structure = make_structure(used, owns, calls, heads, viewed, value_of, self.specs, self.wanted, self.numbers,
+                                   self.number_spec)
+        structure.recording.offsets = tuple(offsets)
+        return structure
 
 
 def take_log(calls: Any) -> Log:
@@ -202,69 +220,75 @@ def take_log(calls: Any) -> Log:
 
 @njit(cache=True, nogil=True)
 def _walk(log, facts, entries, classes, operators, first, num_values):
-    chosen, several = np.zeros(len(entries), np.bool_), np.zeros(len(operators), np.bool_)
-    for e in range(len(entries)):
+    num_entries, some = len(entries), False
+    chosen, several = np.zeros(num_entries, np.bool_), np.zeros(len(operators), np.bool_)
+    for e in range(num_entries):
         several[classes[e]] |= facts[entries[e] + ROWS] > 1
-    for e in range(len(entries)):       # words that are looked up one by one are known by their number, and run once
+    for e in range(num_entries):        # words that are looked up one by one are known by their number, and run once
         kind = entries[e]
         chosen[e] = (operators[classes[e]] and facts[kind + NAMED] < 0 and facts[kind + PURE]
                      and (not facts[kind + LOOKS_UP] or several[classes[e]]))
-    numbers, is_chosen = np.empty(len(log), np.int64), np.zeros(num_values, np.bool_)
-    at = calls = value = number = 0
+        some |= chosen[e]
+    if not some:
+        return False, num_values        # (every call has a value)
+    is_chosen = np.zeros(num_values, np.bool_)
+    at = calls = value = 0
+    while at < len(log):
+        entry = log[at]
+        kind = entries[entry]
+        num_outputs = facts[kind + NUM_OUTPUTS]
+        end = at + 1 + facts[kind + NUM_OPERANDS]
+        if facts[kind + SLOTS]:         # the length of a list stands before the operands
+            end += 1 + facts[kind + SLOTS] * log[at + 1]
+        if chosen[entry]:
+            for j in range(at + 1, end):
+                if log[j] >= first and is_chosen[log[j] - first]:       # (a number is never as large as a token)
+                    return True, 0
+            is_chosen[value:value + num_outputs] = True
+        at = end
+        calls += 1
+        value += num_outputs
+    return False, calls
+
+
+@njit(cache=True, nogil=True)
+def _read(log, facts, entries, classes, first, num_data, most_calls, most_values):
+    """Of all calls: entry, class, width, length of the list and first row; operands, spec of each value, offsets of
+    both, and the numbers."""
+    call_entry, call_class = np.empty(most_calls, np.int64), np.empty(most_calls, np.int64)
+    call_width, call_count = np.empty(most_calls, np.int64), np.empty(most_calls, np.int64)
+    call_first, operands = np.empty(most_calls, np.int64), np.empty(len(log), np.int64)
+    value_specs, numbers = np.empty(most_values, np.int64), np.empty(len(log), np.int64)
+    operand_offsets, value_offsets = np.empty(most_calls + 1, np.int64), np.empty(most_calls + 1, np.int64)
+    at = i = value = operand = number = operand_offsets[0] = value_offsets[0] = 0
     while at < len(log):
         entry = log[at]
         kind = entries[entry]
         at += 1
+        call_entry[i], call_class[i], call_width[i] = entry, classes[entry], facts[kind + ROWS]
+        call_first[i], call_count[i] = facts[kind + NAMED], 0
         num_operands, num_outputs = facts[kind + NUM_OPERANDS], facts[kind + NUM_OUTPUTS]
         count = num_operands
-        if facts[kind + SLOTS]:
-            count += facts[kind + SLOTS] * log[at]
-            at += 1
-        if facts[kind + NUM_NUMBERS]:
-            for k in range(num_operands):
-                if facts[kind + FIRST_SPEC + num_outputs + k]:
-                    numbers[number] = log[at + k]
-                    number += 1
-        if chosen[entry]:
-            for j in range(at, at + count):
-                if log[j] >= first and is_chosen[log[j] - first]:       # (a number is never as large as a token)
-                    return True, 0, 0, numbers[:0]
-            is_chosen[value:value + num_outputs] = True
-        at += count
-        calls += 1
-        value += num_outputs
-    return False, calls, value, numbers[:number].copy()
-
-
-@njit(cache=True, nogil=True)
-def _read(log, facts, entries, classes, first, num_data, num_calls, num_values):
-    call_entry, call_class = np.empty(num_calls, np.int64), np.empty(num_calls, np.int64)
-    call_width, call_count = np.empty(num_calls, np.int64), np.zeros(num_calls, np.int64)
-    call_first, operands = np.empty(num_calls, np.int64), np.empty(len(log), np.int64)
-    value_specs = np.empty(num_values, np.int64)
-    at = value = operand = number = 0
-    for i in range(num_calls):
-        entry = log[at]
-        kind = entries[entry]
-        at += 1
-        call_entry[i], call_class[i], call_width[i] = entry, classes[entry], facts[kind + ROWS]
-        call_first[i], count = facts[kind + NAMED], facts[kind + NUM_OPERANDS]
         if facts[kind + SLOTS]:         # the length of a list stands before the operands
             call_count[i] = log[at]
             count += facts[kind + SLOTS] * log[at]
             at += 1
-        num_outputs, has_numbers = facts[kind + NUM_OUTPUTS], facts[kind + NUM_NUMBERS] > 0
-        is_number = kind + FIRST_SPEC + num_outputs
         for j in range(count):
             token = log[at + j]
-            if has_numbers and j < facts[kind + NUM_OPERANDS] and facts[is_number + j]:
-                operands[operand] = -1 - num_data - number
-                number += 1
-            else:
-                operands[operand] = token - first if token >= 0 else token
-            operand += 1
-        at += count
+            operands[operand + j] = token - first if token >= 0 else token
+        if facts[kind + NUM_NUMBERS]:
+            for j in range(num_operands):
+                if facts[kind + FIRST_SPEC + num_outputs + j]:
+                    operands[operand + j], numbers[number] = -1 - num_data - number, log[at + j]
+                    number += 1
         for k in range(num_outputs):
-            value_specs[value] = facts[kind + FIRST_SPEC + k]
-            value += 1
-    return call_entry, call_class, call_width, call_count, call_first, operands[:operand].copy(), value_specs
+            value_specs[value + k] = facts[kind + FIRST_SPEC + k]
+        at, i, operand, value = at + count, i + 1, operand + count, value + num_outputs
+        operand_offsets[i], value_offsets[i] = operand, value
+    operands, value_specs, numbers = operands[:operand].copy(), value_specs[:value], numbers[:number].copy()
+    if i < most_calls:                  # (copies, so that nothing is remembered that nobody counts)
+        call_entry, call_class, call_width = call_entry[:i].copy(), call_class[:i].copy(), call_width[:i].copy()
+        call_count, call_first = call_count[:i].copy(), call_first[:i].copy()
+        operand_offsets, value_offsets = operand_offsets[:i + 1].copy(), value_offsets[:i + 1].copy()
+    return (call_entry, call_class, call_width, call_count, call_first, operands, value_specs, operand_offsets,
+            value_offsets, numbers)

@@ -20,7 +20,7 @@ from .last_used import LastUsed
 from .logs import Log
 from .policies import POLICIES
 from .repeats import find_repeats
-from .samples import Form, Forms, Parts, any_reads, forms_of, merge_forms, take_samples
+from .samples import Form, Forms, Parts, any_reads, forms_of, made_of, merge_forms, take_samples
 from .signature import CallClass, Signature, any_number_signature
 from .sums import SUM_ROLES, find_chains, fold_chains
 from .tables import Members, Tables
@@ -42,16 +42,22 @@ class Made(CallClass):
     depends : which outputs depend on which operands; see `depends_on`
     """
 
-    __slots__ = ("num_parts", "num_launches", "parts", "depends")
+    __slots__ = ("num_parts", "num_launches", "parts", "depends", "_seen")
 
     def __init__(self, signature: Signature, recorded: bool, where: str, num_parts: int = 0, num_launches: int = 1,
                  parts: Any = None, depends: Any = None):
-        super().__init__(-1, signature, recorded, where, None)
+        super().__init__(-1, -1, signature, recorded, where, None)
         self.num_parts, self.num_launches, self.parts, self.depends = num_parts, num_launches, parts, depends
+        self._seen = -1                         # `COMPOSED.changes` when it was current
 
     def is_current(self) -> bool:
         """Whether operators are still joined to this very program; not when others need more of its results."""
-        return self.parts is None or COMPOSED.current(self.parts) is self.signature
+        changes = COMPOSED.changes              # (read first: another thread may change it)
+        if self.parts is not None and self._seen != changes:
+            if COMPOSED.current(self.parts) is not self.signature:
+                return False
+            self._seen = changes
+        return True
 
 
 def with_members(log: Log, drops: bool, stats: Any) -> Tables:
@@ -63,8 +69,10 @@ def with_members(log: Log, drops: bool, stats: Any) -> Tables:
     stats : Stats, where it counts
     """
     if log.known.members is None:
-        log.let_run(_members(log, drops, stats) if log.joins else
-                    Members(log.recorded().structure, range(len(log.classes)), ()))
+        if log.joins:
+            log.let_run(_members(log, drops, stats))
+        else:
+            log.let_all_run()
     return log.joined()
 
 
@@ -73,7 +81,8 @@ def _members(log: Log, drops: bool, stats: Any) -> Members:
     cut = log.cut
     checksums, codes = cut.checksums.tolist(), cut.keys()
     forms: list[Any] = FORMS.get(checksums, codes)
-    stale = {cls for cls in {cls for form in forms if form is not None for cls in form.made} if not cls.is_current()}
+    made = {form.made for form in forms if form is not None}            # (mostly one and the same)
+    stale = {cls for cls in set().union(*made) if not cls.is_current()}
     new = [k for k, form in enumerate(forms) if form is None or (stale and not stale.isdisjoint(form.made))]
     stats.sample_hits += len(forms) - len(new)
     stats.sample_misses += len(new)
@@ -104,7 +113,7 @@ def _joinable(classes: Sequence[CallClass], r: Recording) -> Any:
 
 def _analyze(log: Log, new: Any, drops: bool) -> tuple[list[Form], bool]:
     """The forms of new samples, which are looked at together, and whether others would look like them from now on."""
-    recorded, ids, cut = log.recorded(), log.ids, log.cut
+    recorded, ids, cut = log.recorded(), [cls.kind for cls in log.classes], log.cut
     classes, r, viewed = recorded.classes, recorded.recording, recorded.viewed
     offsets, entry, specs = r.offsets, recorded.call_entry, recorded.value_specs
     if len(new) < len(cut.starts) - 1:
@@ -115,7 +124,7 @@ def _analyze(log: Log, new: Any, drops: bool) -> tuple[list[Form], bool]:
 
     def teach() -> None:
         """What is read by more calls than there are of it, without repeats, is better made once and for all."""
-        left = recorded.structure.without_repeats(find_repeats(recorded.repeat_facts(), offsets), 0)
+        left = recorded.structure.without_repeats(find_repeats(recorded.repeat_facts(), recorded.recording), 0)
         _groups(*_fold(recorded.classes, left.recording, left.viewed)[:3])
 
     made: list[Made] = []
@@ -217,17 +226,11 @@ def _names(classes: Sequence[CallClass]) -> list[Any]:
 
 def _merged(log: Log, forms: Sequence[Form]) -> Members:
     """The forms of all samples as tables."""
-    place: dict[Any, int] = {}
-    made = [place.setdefault(cls, len(place)) for form in forms for cls in form.made]
-    num_classes, all_made = len(log.classes), list(place)
+    num_classes, all_made = len(log.classes), made_of(forms)
     lists = {(cls.signature, cls.recorded): c for c, cls in enumerate(log.classes) if cls.signature.slots}
-    made_class = [lists.get((cls.signature, cls.recorded), num_classes + k) for k, cls in enumerate(all_made)]
-    made_slots = [cls.signature.slots for cls in all_made]
-    m = merge_forms(log.cut, forms, log.kinds, len(log.specs), made, np.array(made_class, np.int64),
-                    np.array(made_slots, np.int64))
-    used = np.flatnonzero(np.bincount(m.call_class, minlength=1))
-    number = np.zeros(num_classes + len(all_made), np.int64)
-    number[used] = np.arange(len(used))
-    origins = [c if c < num_classes else num_classes - 1 - c for c in used.tolist()]
-    structure = log.structure_of(origins, all_made, m.call_entry, number[m.call_class], *m[2:-1], value_of=m.value_of)
+    facts = [(lists.get((signature, cls.recorded), num_classes + k), signature.slots, len(signature.rows[1]))
+             for k, (cls, signature) in enumerate([(cls, cls.signature) for cls in all_made])]
+    m = merge_forms(log.cut, forms, log.kinds, len(log.specs), num_classes, all_made, facts)
+    origins = [c if c < num_classes else num_classes - 1 - c for c in m.used.tolist()]
+    structure = log.structure_of(origins, all_made, m[:7], (m.operand_offsets, m.value_offsets), m.value_of)
     return Members(structure, origins, all_made)

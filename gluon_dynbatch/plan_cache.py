@@ -71,10 +71,11 @@ class PlanCache:
         self._idle += 1
         if self._idle <= PATIENCE or key in self._plans:
             return True
-        if hash(key) in self._met:
-            del self._met[hash(key)]
+        name = hash(key)
+        if name in self._met:
+            del self._met[name]
             return True
-        self._met[hash(key)] = None
+        self._met[name] = None
         if len(self._met) > MOST:
             self._met.popitem(last=False)
         return False

@@ -182,17 +182,15 @@ class Recorder(Listener):
         """What an operator call on operands of these owners is, or None if it must run alone."""
         specs = tuple([owner.spec for owner in owners])
         parameters = tuple([owner.parameter for owner in owners])
-        try:
-            key = (name, tuple(attrs.items()), specs, parameters, self.recording, self.training)
-            entry = calls.by_key.get(key)
-        except TypeError:                       # an attribute that is a list
-            key = (name, str(attrs), specs, parameters, self.recording, self.training)
-            entry = calls.by_key.get(key)
-        if entry is not None:
-            return entry
         listed = takes_any_number(name, attrs, specs)
-        exact = ((name, "any number", specs[0]) if listed else key[:3], self.training)
-        signature = _signatures.get(exact)
+        look: Any = "any number" if listed else tuple(attrs.items())
+        try:
+            exact = (name, look, specs[:1] if listed else specs, self.training)
+            signature = _signatures.get(exact)
+        except TypeError:                       # an attribute that is a list
+            look = str(attrs)
+            exact = (name, look, specs, self.training)
+            signature = _signatures.get(exact)
         if signature is None:
             try:
                 signature = (any_number_signature(name, specs[0]) if listed else
@@ -201,13 +199,16 @@ class Recorder(Listener):
                 self.alone(f"operator {name}: {str(error).splitlines()[0]}")
                 return None
             if signature.ragged and not listed:     # one signature for every number of rows
-                general = ((*key[:2], signature.operand_specs, signature.split), self.training)
+                general = (name, look, signature.operand_specs, signature.split, self.training)
                 signature = _signatures.setdefault(general, signature)
             _signatures[exact] = signature
         rows = 1 if not signature.ragged else len(specs) if listed else SPECS[specs[0]].shape[0]
-        where = title_of(self._where[-1]) if self._where else ""
-        entry = calls.by_key[key] = calls.new_entry(signature, self.recording, rows, where,
-                                                    parameters=parameters if not listed else ())
+        parameters = parameters if not listed else ()
+        key = (signature, self.recording, rows, parameters)     # (small: as many are freed as there are entries)
+        entry = calls.by_key.get(key)
+        if entry is None:
+            where = title_of(self._where[-1]) if self._where else ""
+            entry = calls.by_key[key] = calls.new_entry(signature, self.recording, rows, where, parameters=parameters)
         return entry
 
     def _on_write(self, name, arrays, attrs, out, call):

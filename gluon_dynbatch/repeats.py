@@ -13,7 +13,6 @@ numbers.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,28 +24,42 @@ __all__ = ["Distinct", "Facts", "Lookups", "find_repeats"]
 
 
 class Distinct(NamedTuple):
-    """A recording without repeats.
+    """What is left of a recording without repeats.
 
     Attributes
     ----------
-    calls : int64 array, those that are left
-    repeats : int64 array, the others
-    operands : int64 array, of the calls that are left, with the numbers that values and leaves have then
-    numbers : int64 array, which of the numbers are left; they are the last leaves as before
+    entries, call_class, call_width, call_count, call_first, operands : int64 arrays
+        Of the calls that are left; operands with the numbers that values and leaves have then.
+    operand_offsets, value_offsets : see `Recording.offsets`
+    value_specs : int64 array, of the values that are left
+    numbers : int64 array, the numbers that are left; they are the last leaves as before
     value_of : int64 array
         For each value of the whole recording, its number then; that of the first call for repeats.
+    dropped, terms : int64 arrays, shape (classes,)
+        How many calls of each class repeat others; and how long the lists are that these take, less one for each.
     """
 
-    calls: Any
-    repeats: Any
+    entries: Any
+    call_class: Any
+    call_width: Any
+    call_count: Any
+    call_first: Any
     operands: Any
+    operand_offsets: Any
+    value_offsets: Any
+    value_specs: Any
     numbers: Any
     value_of: Any
+    dropped: Any
+    terms: Any
 
     def recording(self, r: Recording, num_leaves: int) -> Recording:
         """What is left of the whole recording, with so many leaves."""
-        return replace(r.of_calls(self.calls, self.operands, self.value_of), leaf_buffers=r.leaf_buffers[:num_leaves],
-                       leaf_widths=r.leaf_widths[:num_leaves], leaf_wanted=r.leaf_wanted[:num_leaves])
+        left = Recording(r.classes, self.call_class, self.call_width, self.operands, r.leaf_buffers[:num_leaves],
+                         r.leaf_widths[:num_leaves], r.leaf_wanted[:num_leaves], self.value_of[r.heads],
+                         self.call_count, self.call_first)
+        left.offsets = self.operand_offsets, self.value_offsets
+        return left
 
 
 class Lookups(NamedTuple):
@@ -55,155 +68,155 @@ class Lookups(NamedTuple):
     Attributes
     ----------
     starts, counts : int64 arrays, shape (calls,)
-        Where in `ids` the numbers of a call begin, and how many there are; 0 for all other calls.
+        Where in `ids` the numbers of a call begin, and how many there are; 0 for all other calls. Empty if there is no
+        such call.
     tables : int64 array, shape (calls,)
         The number of its table.
-    ids : int64 array
     names_row : int64 array, shape (kinds,)
         For kinds of calls that name a single row: the same number, from 1 on, where shape, dtype and the state of
         autograd are the same; -1 for all others.
+    ids : int64 array
     """
 
     starts: Any
     counts: Any
     tables: Any
-    ids: Any
     names_row: Any
+    ids: Any
 
 
 class Facts(NamedTuple):
-    """All that decides which calls repeat others.
+    """All that decides which calls repeat others, beside the recording.
 
     Attributes
     ----------
     kinds : int64 array, shape (calls,)
         Calls of one kind on the same operands have the same results ..
-    pure : bool array, shape (kinds,)
-        .. if this is so.
-    counts, firsts, operands : of the recording
+    pure : int64 array, shape (kinds,)
+        .. if this is not 0. Kinds behind these are of calls that nobody recorded: they draw no random numbers, and look
+        nothing up.
     numbers : int64 array
         The values of the last leaves: each is read by one call, all have one spec, and equal ones are the same operand.
     num_data : the number of the other leaves
-    held : int64 array
-        Values that somebody needs for himself: their calls repeat no other.
+    viewed : int64 array
+        Values that somebody needs for himself, beside the heads: their calls repeat no other.
+    value_specs : int64 array
     lookups : Lookups
     """
 
     kinds: Any
     pure: Any
-    counts: Any
-    firsts: Any
-    operands: Any
     numbers: Any
     num_data: int
-    held: Any
+    viewed: Any
+    value_specs: Any
     lookups: Lookups
 
 
-def find_repeats(facts: Facts, offsets: tuple[Any, Any]) -> Distinct:
-    """Leave out the calls that repeat others.
-
-    Parameters
-    ----------
-    offsets : of operands and values, `Recording.offsets`
-    """
-    f = facts
-    first, repeats = _find(f.kinds, f.counts, f.firsts, *offsets, f.operands, f.pure, f.numbers, f.num_data, f.held,
-                           *f.lookups)
-    calls, operands, numbers, value_of = _drop(first, *offsets, f.operands, f.num_data, len(f.numbers))
-    return Distinct(calls, repeats, operands, numbers, value_of)
+def find_repeats(facts: Facts, r: Recording) -> Distinct:
+    """Leave out the calls that repeat others."""
+    return Distinct(*_find(*facts, r.call_class, r.call_width, r.call_count, r.call_first, *r.offsets, r.operands,
+                           r.heads, len(r.classes)))
 
 
 @njit(cache=True, nogil=True)
-def _find(kinds, call_count, call_first, operand_offsets, value_offsets, operands,  # type: ignore[no-untyped-def]
-          pure, numbers, num_data, held, starts, counts, tables, ids, names_row):
-    num_calls, num_kinds, num_looks = len(kinds), len(pure), 1
-    for look in names_row:
-        num_looks = max(num_looks, look + 1)
-    maker, all_kinds = np.empty(value_offsets[-1], np.int64), kinds.copy()
-    value_of = np.arange(value_offsets[-1])             # the value itself, or that of the first call
-    is_held = np.zeros(value_offsets[-1], np.bool_)
-    is_held[held] = True
-    first, repeats, count = np.arange(num_calls), np.empty(num_calls, np.int64), 0
-    names, codes = np.empty(len(operands), np.int64), np.empty(num_calls, np.uint64)
+def _find(kinds, pure, numbers, num_data, viewed, value_specs, lookups, call_class,  # type: ignore[no-untyped-def]
+          call_width, call_count, call_first, operand_offsets, value_offsets, operands, heads, num_classes):
+    starts, counts, tables, names_row, ids = lookups
+    num_calls, num_kinds, num_looks, looks_up = len(kinds), 0, 1, len(counts) > 0
+    if looks_up:                        # rows of tables have kinds behind all others
+        for kind in kinds:
+            num_kinds = max(num_kinds, kind + 1)
+        for look in names_row:
+            num_looks = max(num_looks, look + 1)
+    num_values = value_offsets[-1]
+    is_held, value_of = np.zeros(num_values, np.bool_), np.empty(num_values, np.int64)
+    for v in heads:
+        is_held[v] = True
+    for v in viewed:
+        is_held[v] = True
+    maker = np.empty(num_values if looks_up else 0, np.int64)
+    # Of the calls that are left, and what they are compared by.
+    entry, left_class = np.empty(num_calls, np.int64), np.empty(num_calls, np.int64)
+    width, length = np.empty(num_calls, np.int64), np.empty(num_calls, np.int64)
+    first, tokens = np.empty(num_calls, np.int64), np.empty(len(operands), np.int64)
+    ends, value_ends = np.empty(num_calls + 1, np.int64), np.empty(num_calls + 1, np.int64)
+    specs, left_numbers = np.empty(num_values, np.int64), np.empty(len(numbers), np.int64)
+    all_kinds, codes = np.empty(num_calls, np.int64), np.empty(num_calls, np.uint64)
+    names = np.empty(len(operands), np.int64)
+    dropped, terms = np.zeros(num_classes, np.int64), np.zeros(num_classes, np.int64)
     size = 16
     while size < 2 * num_calls:
         size *= 2
-    table, mask = np.full(size, -1, np.int64), np.uint64(size - 1)
+    table, mask = np.full(size, -1, np.int32), np.uint64(size - 1)
+    left = end = values = num_left = ends[0] = value_ends[0] = 0
     for i in range(num_calls):
-        begin, end = operand_offsets[i], operand_offsets[i + 1]
-        for v in range(value_offsets[i], value_offsets[i + 1]):
-            maker[v] = i
-        for j in range(begin, end):
-            token = operands[j]
-            # (Whether an operand is a number is the same in all calls of a kind.)
-            names[j] = value_of[token] if token >= 0 else numbers[-1 - token - num_data] if -1 - token >= num_data \
-                else token
-        if counts[i] == 1:                                      # a row of a table, whatever array has its number
-            all_kinds[i], names[begin:end] = num_kinds + tables[i] * num_looks, 0
-            names[begin] = ids[starts[i]]
-        elif names_row[kinds[i]] >= 0 and end == begin + 1 and operands[begin] >= 0:
-            source = maker[operands[begin]]
-            if counts[source]:
-                all_kinds[i] = num_kinds + tables[source] * num_looks + names_row[kinds[i]]
-                names[begin] = ids[starts[source] + call_first[i]]
-        code = np.uint64(all_kinds[i]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(call_count[i])
-        for j in range(begin, end):
-            code = (code ^ np.uint64(names[j])) * np.uint64(0xFF51AFD7ED558CCD)
-            code ^= code >> np.uint64(32)
-        codes[i] = code
-        if not pure[kinds[i]]:
-            continue
-        at = code & mask
-        while table[at] >= 0:
-            k = table[at]
-            if codes[k] == code and all_kinds[k] == all_kinds[i] and call_count[k] == call_count[i]:
-                same = True
-                for j in range(end - begin):
-                    if names[operand_offsets[k] + j] != names[begin + j]:
-                        same = False
-                        break
-                if same:
-                    break
-            at = (at + np.uint64(1)) & mask
-        if table[at] < 0:
-            table[at] = i
-            continue
-        stays = False
-        for v in range(value_offsets[i], value_offsets[i + 1]):
-            stays |= is_held[v]
-        if not stays:
-            first[i], repeats[count] = table[at], i
-            count += 1
-            for v in range(value_offsets[i], value_offsets[i + 1]):
-                value_of[v] = value_offsets[first[i]] + v - value_offsets[i]
-    return first, repeats[:count]
-
-
-@njit(cache=True, nogil=True)
-def _drop(first, operand_offsets, value_offsets, operands, num_data, num_numbers):  # type: ignore[no-untyped-def]
-    calls = np.empty(len(first), np.int64)
-    tokens, value_of = np.empty(len(operands), np.int64), np.empty(value_offsets[-1], np.int64)
-    numbers = np.empty(num_numbers, np.int64)
-    count = end = values = num_left = 0
-    for i in range(len(first)):
-        if first[i] != i:
-            for v in range(value_offsets[i], value_offsets[i + 1]):
-                value_of[v] = value_of[value_offsets[first[i]] + v - value_offsets[i]]
-            continue
-        calls[count] = i
-        count += 1
-        for j in range(operand_offsets[i], operand_offsets[i + 1]):
-            token = operands[j]
+        begin, kind, count = operand_offsets[i], kinds[i], call_count[i]
+        num_operands, num_outputs = operand_offsets[i + 1] - begin, value_offsets[i + 1] - value_offsets[i]
+        named, num_numbers = kind, 0
+        for j in range(num_operands):
+            token = operands[begin + j]
             if token >= 0:
                 token = value_of[token]
-            elif -1 - token >= num_data:
-                numbers[num_left] = -1 - token - num_data
-                token = -1 - num_data - num_left
-                num_left += 1
-            tokens[end] = token
-            end += 1
-        for v in range(value_offsets[i], value_offsets[i + 1]):
-            value_of[v] = values
-            values += 1
-    return calls[:count], tokens[:end], numbers[:num_left], value_of
+            tokens[end + j] = names[end + j] = token
+            if -1 - token >= num_data:          # (whether an operand is a number is the same in all calls of a kind)
+                names[end + j] = numbers[-1 - token - num_data]
+                num_numbers += 1
+        if looks_up:
+            for v in range(value_offsets[i], value_offsets[i + 1]):
+                maker[v] = i
+            if counts[i] == 1:                                  # a row of a table, whatever array has its number
+                named, names[end:end + num_operands] = num_kinds + tables[i] * num_looks, 0
+                names[end] = ids[starts[i]]
+            elif kind < len(names_row) and names_row[kind] >= 0 and num_operands == 1 and operands[begin] >= 0:
+                source = maker[operands[begin]]
+                if counts[source]:
+                    named = num_kinds + tables[source] * num_looks + names_row[kind]
+                    names[end] = ids[starts[source] + call_first[i]]
+        same = -1
+        if kind >= len(pure) or pure[kind]:
+            code = np.uint64(named) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(count)
+            for j in range(end, end + num_operands):
+                code = (code ^ np.uint64(names[j])) * np.uint64(0xFF51AFD7ED558CCD)
+                code ^= code >> np.uint64(32)
+            at = code & mask
+            while table[at] >= 0:
+                k = table[at]
+                if codes[k] == code and all_kinds[k] == named and length[k] == count:
+                    same = k
+                    for j in range(num_operands):
+                        if names[ends[k] + j] != names[end + j]:
+                            same = -1
+                            break
+                    if same >= 0:
+                        break
+                at = (at + np.uint64(1)) & mask
+            if same < 0:
+                table[at], codes[left], all_kinds[left] = left, code, named
+            else:
+                for v in range(value_offsets[i], value_offsets[i + 1]):
+                    if is_held[v]:
+                        same = -1
+        if same >= 0:
+            for n in range(num_outputs):
+                value_of[value_offsets[i] + n] = value_ends[same] + n
+            dropped[call_class[i]] += 1
+            terms[call_class[i]] += count - 1
+            continue
+        if num_numbers:
+            for j in range(end, end + num_operands):
+                if -1 - tokens[j] >= num_data:
+                    left_numbers[num_left] = numbers[-1 - tokens[j] - num_data]
+                    tokens[j] = -1 - num_data - num_left
+                    num_left += 1
+        for n in range(num_outputs):
+            value_of[value_offsets[i] + n] = values + n
+            specs[values + n] = value_specs[value_offsets[i] + n]
+        entry[left], left_class[left], width[left] = kind, call_class[i], call_width[i]
+        length[left], first[left] = count, call_first[i]
+        left, end, values = left + 1, end + num_operands, values + num_outputs
+        ends[left], value_ends[left] = end, values
+    # (Copies: they are remembered, and all calls may be one.)
+    return (entry[:left].copy(), left_class[:left].copy(), width[:left].copy(), length[:left].copy(),
+            first[:left].copy(), tokens[:end].copy(), ends[:left + 1].copy(), value_ends[:left + 1].copy(),
+            specs[:values].copy(), left_numbers[:num_left].copy(), value_of, dropped, terms)

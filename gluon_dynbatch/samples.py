@@ -17,9 +17,10 @@ from numba import njit
 from cavs_core import offsets_of
 
 from .cutting import Cut
-from .kinds import KIND, NAMED, NUM_OPERANDS, ROWS, SLOTS, KindTable
+from .kinds import KIND, NAMED, NUM_OPERANDS, NUM_OUTPUTS, ROWS, SLOTS, KindTable
 
-__all__ = ["Form", "Forms", "Merged", "Parts", "any_reads", "forms_of", "merge_forms", "take_samples"]
+__all__ = ["Form", "Forms", "Merged", "Parts", "any_reads", "forms_of", "made_of", "merge_forms",
+           "take_samples"]
 
 # What a form begins with; then its kinds, its calls, their operands, the specs of its values, and where those are.
 NUM_CALLS, NUM_TOKENS, NUM_VALUES, NUM_RECORDED, NUM_KINDS, NUM_MADE, HEADER = range(7)
@@ -280,10 +281,13 @@ class Merged(NamedTuple):
     Attributes
     ----------
     call_entry, call_class, call_width, call_count, call_first : int64 arrays, shape (calls,)
-        As in a structure. Classes that were made come behind those that were recorded, by their place in `made`, and
-        so do their entries.
+        As in a structure; classes by their place in `used`. Entries of what was made come behind those that were
+        recorded.
     operands : int64 array, tokens
     value_specs : int64 array
+    used : int64 array
+        The classes that there are calls of. Those that were made come behind those that were recorded.
+    operand_offsets, value_offsets : see `Recording.offsets`
     value_of : int64 array
         Recorded value -> value, -1 where it is gone. None if all are what was recorded.
     """
@@ -295,32 +299,65 @@ class Merged(NamedTuple):
     call_first: Any
     operands: Any
     value_specs: Any
+    used: Any
+    operand_offsets: Any
+    value_offsets: Any
     value_of: Any
 
 
-def merge_forms(cut: Cut, forms: Sequence[Form], kinds: KindTable, num_data: int, made: Sequence[int], made_class: Any,
-                made_slots: Any) -> Merged:
+def made_of(forms: Iterable[Form]) -> list[Any]:
+    """The classes that were made for forms, as they come."""
+    lists = dict.fromkeys([form.made for form in forms])        # (samples of one model have mostly the same)
+    return list(dict.fromkeys([cls for made in lists for cls in made]))
+
+
+def merge_forms(cut: Cut, forms: Sequence[Form], kinds: KindTable, num_data: int, num_classes: int,
+                made: Sequence[Any], made_facts: Sequence[tuple[int, int, int]]) -> Merged:
     """The calls of all samples, in their order.
 
     Parameters
     ----------
     kinds : of the entries
     num_data : leaves that are not numbers
-    made : of the classes that forms have made, form after form, which they are
-    made_class, made_slots : int64 arrays, of these: number in the flush, and `ClassInfo.slots`
+    num_classes : those that were recorded
+    made : `made_of` the forms
+    made_facts : of each of these: the number of its class in the flush, `ClassInfo.slots`, and the number of outputs
     """
     words = np.frombuffer(b"".join([form.words for form in forms]), np.int32)
-    of_kind = kinds.of(KIND)
-    by_kind = np.argsort(of_kind)
+    place = {cls: k for k, cls in enumerate(made)}
+    lists: dict[tuple[Any, ...], int] = {}          # classes that a form has made -> where they stand in `flat`
+    flat: list[int] = []
+    starts = []
+    for form in forms:
+        start = lists.get(form.made)
+        if start is None:
+            start = lists[form.made] = len(flat)
+            flat += [place[cls] for cls in form.made]
+        starts.append(start)
     *merged, value_of, same = _merge(
-        words, (cut.values, cut.numbers, cut.leaves, cut.leaf_offsets), kinds.facts, kinds.starts, kinds.classes,
-        of_kind[by_kind], by_kind, np.array(made, np.int64), made_class, made_slots, num_data)
+        words, (cut.values, cut.numbers, cut.leaves, cut.leaf_offsets), *kinds, np.array(starts, np.int64),
+        np.array(flat, np.int64), np.array(made_facts, np.int64).reshape(-1, 3), num_data, num_classes)
     return Merged(*merged, None if same else value_of)
 
 
 @njit(cache=True, nogil=True)
-def _merge(words, cut, facts, entries, classes, sorted_kinds, by_kind, made,  # type: ignore[no-untyped-def]
-           made_class, made_slots, num_data):
+def _entry_table(facts, entries):  # type: ignore[no-untyped-def]
+    """Kinds -> entries: each stands where its number says, or at the next free place."""
+    size = 16
+    while size < 2 * len(entries):
+        size *= 2
+    table = np.full(size, -1, np.int32)
+    for e in range(len(entries)):
+        at = facts[entries[e] + KIND] & (size - 1)
+        while table[at] >= 0:
+            at = (at + 1) & (size - 1)
+        table[at] = e
+    return table
+
+
+@njit(cache=True, nogil=True)
+def _merge(words, cut, facts, entries, classes, made_starts, made, made_facts,  # type: ignore[no-untyped-def]
+           num_data, num_classes):
     values, numbers, leaves, leaf_offsets = cut
     at = num_calls = num_tokens = num_values = 0
     while at < len(words):
@@ -333,32 +370,40 @@ def _merge(words, cut, facts, entries, classes, sorted_kinds, by_kind, made,  # 
     call_width, call_count = np.empty(num_calls, np.int64), np.empty(num_calls, np.int64)
     call_first, operands = np.empty(num_calls, np.int64), np.empty(num_tokens, np.int64)
     specs, value_of = np.empty(num_values, np.int64), np.empty(values[-1], np.int64)
-    of_form = np.empty(len(entries), np.int64)
-    at = call = operand = first_value = first_made = 0
+    operand_offsets, value_offsets = np.empty(num_calls + 1, np.int64), np.empty(num_calls + 1, np.int64)
+    number = np.zeros(num_classes + len(made_facts), np.int64)
+    of_form, table = np.empty(len(entries), np.int64), _entry_table(facts, entries)
+    at = call = operand = first_value = operand_offsets[0] = value_offsets[0] = 0
     same = True
     for k in range(len(values) - 1):
         header, num_leaves = at, leaf_offsets[k + 1] - leaf_offsets[k]
         at += HEADER
         for n in range(words[header + NUM_KINDS]):
-            of_form[n] = by_kind[np.searchsorted(sorted_kinds, words[at + n])]
+            place = words[at + n] & (len(table) - 1)
+            while facts[entries[table[place]] + KIND] != words[at + n]:
+                place = (place + 1) & (len(table) - 1)
+            of_form[n] = table[place]
         at += words[header + NUM_KINDS]
         for _ in range(words[header + NUM_CALLS]):
             if words[at] >= 0:
                 entry = of_form[words[at]]
                 kind = entries[entry]
                 call_entry[call], call_class[call], call_width[call] = entry, classes[entry], facts[kind + ROWS]
-                call_first[call], call_count[call] = facts[kind + NAMED], 0
+                call_first[call], call_count[call], num_outputs = facts[kind + NAMED], 0, facts[kind + NUM_OUTPUTS]
                 if facts[kind + SLOTS]:
                     call_count[call] = (words[at + 2] - facts[kind + NUM_OPERANDS]) // facts[kind + SLOTS]
             else:
-                m = made[first_made - 1 - words[at]]
-                call_entry[call], call_class[call], call_width[call] = len(entries) + m, made_class[m], words[at + 1]
+                m = made[made_starts[k] - 1 - words[at]]
+                call_entry[call], call_width[call] = len(entries) + m, words[at + 1]
                 call_first[call], call_count[call] = 0, 0
-                if made_slots[m]:
-                    call_count[call] = words[at + 2] // made_slots[m]
+                call_class[call], slots, num_outputs = made_facts[m, 0], made_facts[m, 1], made_facts[m, 2]
+                if slots:
+                    call_count[call] = words[at + 2] // slots
+            number[call_class[call]] = 1
+            operand_offsets[call + 1] = operand_offsets[call] + words[at + 2]
+            value_offsets[call + 1] = value_offsets[call] + num_outputs
             at += 3
             call += 1
-        first_made += words[header + NUM_MADE]
         for n in range(at, at + words[header + NUM_TOKENS]):
             token = words[n]
             if token >= 0:
@@ -381,4 +426,10 @@ def _merge(words, cut, facts, entries, classes, sorted_kinds, by_kind, made,  # 
             for n in range(words[header + NUM_VALUES]):
                 value_of[values[k] + n] = first_value + n
         first_value += words[header + NUM_VALUES]
-    return call_entry, call_class, call_width, call_count, call_first, operands, specs, value_of, same
+    used = np.flatnonzero(number)
+    for n in range(len(used)):
+        number[used[n]] = n
+    for i in range(num_calls):
+        call_class[i] = number[call_class[i]]
+    return (call_entry, call_class, call_width, call_count, call_first, operands, specs, used, operand_offsets,
+            value_offsets, value_of, same)

@@ -202,12 +202,13 @@ class CallClass:
     Those that only name rows are one class, with the signature of the first.
     """
 
-    __slots__ = ("number", "signature", "recorded", "where", "identity")
+    __slots__ = ("number", "kind", "signature", "recorded", "where", "identity")
     num_parts = num_launches = 1            # how many recorded calls are one of it, and launches one of its
     depends = None                          # which outputs depend on which operands, if not all do on all
 
-    def __init__(self, number: int, signature: Signature, recorded: bool, where: str, identity: Any):
-        self.number, self.signature, self.recorded, self.where = number, signature, recorded, where
+    def __init__(self, number: int, kind: int, signature: Signature, recorded: bool, where: str, identity: Any):
+        self.number, self.kind = number, kind   # in the flush, and in all flushes; -1 for what nobody recorded
+        self.signature, self.recorded, self.where = signature, recorded, where
         self.identity = identity                # held, so that its id stays its own while the class exists
 
 

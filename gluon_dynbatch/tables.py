@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
 from cavs_core import LazyArray, copy_arrays, view_of_data
+from cavs_core.mxnet_compat import mx
 
 from .analyzer import Recording
 from .classes import Classes, ClassInfo
@@ -23,6 +24,8 @@ from .values import BUFFERS, SPECS, WIDTHS, as_array
 
 __all__ = ["Leaves", "Members", "Structure", "Tables", "make_structure", "recorded_bytes"]
 
+NDArray = mx.nd.NDArray
+
 
 class Leaves:
     """What recorded calls take from outside: first arrays and other data, then the numbers that stood in the log."""
@@ -33,11 +36,11 @@ class Leaves:
 
     def ids(self, leaves: Sequence[int]) -> Any:
         """The elements of some leaves, one behind the other, as int64 that are equal where they are."""
-        arrays = [as_array(self.data[leaf]) for leaf in leaves]
-        specs = self.specs[leaves].tolist()
-        dtypes = {SPECS[s].dtype for s in specs}
+        arrays = [x if type(x) is NDArray else as_array(x) for x in map(self.data.__getitem__, leaves)]
+        specs = self.specs[leaves]
+        dtypes = {SPECS[s].dtype for s in set(specs.tolist())}
         if len(dtypes) == 1:
-            sizes = _array([_size(s) for s in specs])
+            sizes = _sizes()[specs]
             elements = np.empty(int(sizes.sum()), dtypes.pop())
             copy_arrays(arrays, sizes * elements.itemsize, elements)
         else:
@@ -87,22 +90,18 @@ class Structure:
         """By which plans are found."""
         return int(checksum(self.recording.call_class, self.recording.operands, self.recording.heads))
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
-        """What the arrays take, with those that are made when somebody looks for repeats."""
+        """What the arrays take, with offsets and with those that are made when somebody looks for repeats."""
         own = (self.call_entry, self.numbers, self.leaf_specs, *(() if self.value_of is None else (self.value_of,)))
-        return sum(a.nbytes for a in (*self.arrays, *own)) + 3 * self.call_entry.nbytes
+        return sum(a.nbytes for a in (*self.arrays, *own)) + 5 * self.call_entry.nbytes + 16
 
     def without_repeats(self, left: Distinct, num_repeats: int) -> Structure:
         """The structure of the calls that are left; the others are so many recorded ones."""
-        numbers = self.numbers[left.numbers]
-        num_leaves = len(self.leaf_specs) - len(self.numbers) + len(numbers)
-        value_specs = np.empty(int(left.value_of.max()) + 1, np.int64)
-        value_specs[left.value_of] = self.value_specs
-        value_of = left.value_of if self.value_of is None else np.append(left.value_of, -1)[self.value_of]
-        found = Structure(left.recording(self.recording, num_leaves), self.buffers, value_specs,
-                          self.call_entry[left.calls], numbers, self.leaf_specs[:num_leaves],
-                          left.value_of[self.viewed], value_of)
+        num_leaves = len(self.leaf_specs) - len(self.numbers) + len(left.numbers)
+        value_of = left.value_of if self.value_of is None else _composed(self.value_of, left.value_of)
+        found = Structure(left.recording(self.recording, num_leaves), self.buffers, left.value_specs, left.entries,
+                          left.numbers, self.leaf_specs[:num_leaves], left.value_of[self.viewed], value_of)
         found.num_repeats = num_repeats
         return found
 
@@ -153,10 +152,10 @@ class Tables:
         return Tables(structure, self.classes, self.wanted_params, self.kinds, self.leaves.data, self.leaves.parameters,
                       self.made)
 
-    def num_recorded(self, calls: Any) -> int:
-        """How many recorded calls some calls stand for."""
-        parts = np.array([cls.num_parts for cls in self.classes], np.int64)[self.recording.call_class[calls]]
-        return int(np.where(parts, parts, self.recording.call_count[calls] - 1).sum())      # 0: a sum of several terms
+    def num_dropped(self, left: Distinct) -> int:
+        """How many recorded calls those stand for that repeat others."""
+        return sum([cls.num_parts * count or terms              # 0 parts: a sum of several terms
+                    for cls, count, terms in zip(self.classes, left.dropped.tolist(), left.terms.tolist()) if count])
 
     @property
     def num_bytes(self) -> int:
@@ -168,61 +167,80 @@ class Tables:
         """What decides which calls repeat others."""
         known = self.structure
         if known.facts is None:
-            r = self.recording
-            pure = np.append(self.kinds.of(PURE), [not cls.signature.draws for cls in self.made]).astype(bool)
             lookups, known.looked_up = self._lookups()
-            known.facts = Facts(self.call_entry, pure, r.call_count, r.call_first, r.operands, self.leaves.numbers,
-                                len(self.leaves.data), np.concatenate([r.heads, self.viewed]), lookups)
+            known.facts = Facts(self.call_entry, self.kinds.of(PURE), self.leaves.numbers, len(self.leaves.data),
+                                self.viewed, self.value_specs, lookups)
         if not known.looked_up:
             return known.facts
-        ids = self.leaves.ids(known.looked_up)
-        return known.facts._replace(lookups=known.facts.lookups._replace(ids=ids))
+        *facts, lookups = known.facts
+        return Facts(*facts, Lookups(*lookups[:-1], self.leaves.ids(known.looked_up)))
 
     def _lookups(self) -> tuple[Lookups, list[int]]:
         """The calls that look up one row for each number in an outside array; without the numbers, and these arrays."""
-        r, kinds, num_calls = self.recording, self.kinds, len(self.call_entry)
-        looks_up, names_row = kinds.of(LOOKS_UP), np.full(len(kinds.starts) + len(self.made), -1, np.int64)
-        if not looks_up.any():
-            return Lookups(*np.zeros((3, num_calls), np.int64), _NOTHING, names_row), []
-        sizes = _array([_size(s) for s in self.leaves.specs[:len(self.leaves.data)].tolist()])
-        # (What was made looks nothing up by itself.)
-        starts, counts, tables, leaves = _look_up(self.call_entry, r.call_class, r.offsets[0], r.operands, looks_up,
-                                                  kinds.of(FIRST_WIDTH), sizes, len(r.classes))
-        if len(leaves):
-            row_spec = kinds.of(ROW_SPEC)
-            named = np.flatnonzero(row_spec >= 0)
-            names_row[named] = 1 + row_spec[named] * (1 + kinds.classes.max()) + kinds.classes[named]
-        return Lookups(starts, counts, tables, _NOTHING, names_row), leaves.tolist()
+        if not any([cls.signature.looks_up for cls in self.classes]):
+            return _NO_LOOKUPS, []
+        r = self.recording
+        *lookups, leaves = _look_up(self.call_entry, r.call_class, r.offsets[0], r.operands, *self.kinds,
+                                    self.leaves.specs, _sizes(), len(self.leaves.data), len(r.classes))
+        return Lookups(*lookups, leaves[:0]), leaves.tolist()
 
 
-_NOTHING = np.zeros(0, np.int64)
+_NO_LOOKUPS = Lookups(*np.zeros((5, 0), np.int64))
 
 
 @njit(cache=True, nogil=True)
-def _look_up(call_entry, call_class, operand_offsets, operands, looks_up, widths, sizes, num_classes):
-    starts, counts = np.zeros(len(call_entry), np.int64), np.zeros(len(call_entry), np.int64)
-    tables, leaves = np.zeros(len(call_entry), np.int64), np.empty(len(call_entry), np.int64)
+def _look_up(call_entry, call_class, operand_offsets, operands, facts, kinds, classes, specs, sizes, num_data,
+             num_classes):
+    num_entries, num_calls = len(kinds), len(call_entry)
+    names_row = np.full(num_entries, -1, np.int64)
+    starts, counts = np.zeros(num_calls, np.int64), np.zeros(num_calls, np.int64)
+    tables, leaves = np.zeros(num_calls, np.int64), np.empty(num_calls, np.int64)
     found = at = 0
-    for i in range(len(call_entry)):
-        if call_entry[i] >= len(looks_up) or not looks_up[call_entry[i]]:
+    for i in range(num_calls):
+        if call_entry[i] >= num_entries:            # (what was made looks nothing up by itself)
+            continue
+        kind = kinds[call_entry[i]]
+        if not facts[kind + LOOKS_UP]:
             continue
         index, table = -1 - operands[operand_offsets[i]], -1 - operands[operand_offsets[i] + 1]
-        if index < 0 or index >= len(sizes) or table < 0 or sizes[index] != widths[call_entry[i]]:
+        if index < 0 or index >= num_data or table < 0 or sizes[specs[index]] != facts[kind + FIRST_WIDTH]:
             continue
-        starts[i], counts[i], tables[i], leaves[found] = at, sizes[index], table * num_classes + call_class[i], index
-        at += sizes[index]
+        starts[i], counts[i] = at, sizes[specs[index]]
+        tables[i], leaves[found] = table * num_classes + call_class[i], index
+        at += counts[i]
         found += 1
-    return starts, counts, tables, leaves[:found]
+    if found:
+        last = classes.max()
+        for e in range(num_entries):
+            if facts[kinds[e] + ROW_SPEC] >= 0:
+                names_row[e] = 1 + facts[kinds[e] + ROW_SPEC] * (1 + last) + classes[e]
+    return starts, counts, tables, names_row, leaves[:found].copy()
 
 
-@cache
-def _size(spec: int) -> int:
-    """How many elements such an array has."""
-    return math.prod(SPECS[spec].shape)
+@njit(cache=True, nogil=True)
+def _composed(first, second):
+    """The number by the second table of what has a number by the first; -1 stays."""
+    found = np.empty(len(first), np.int64)
+    for k in range(len(first)):
+        found[k] = second[first[k]] if first[k] >= 0 else -1
+    return found
+
+
+_known_sizes = np.zeros(0, np.int64)
+
+
+def _sizes() -> Any:
+    """How many elements arrays of each spec have."""
+    global _known_sizes
+    known, count = _known_sizes, len(SPECS)
+    if len(known) < count:                      # (specs only ever become more)
+        known = np.append(known, [math.prod(spec.shape) for spec in SPECS[len(known):count]])
+        _known_sizes = known
+    return known
 
 
 def make_structure(classes: Sequence[Any], owns_wanted: Sequence[bool], calls: Sequence[Any], heads: Any, viewed: Any,
-                   value_of: Any, specs: Any, wanted: list[bool], numbers: Any, number_spec: int) -> Structure:
+                   value_of: Any, specs: Any, wanted: Any, numbers: Any, number_spec: int) -> Structure:
     """The structure of some calls.
 
     Parameters
@@ -235,17 +253,31 @@ def make_structure(classes: Sequence[Any], owns_wanted: Sequence[bool], calls: S
     """
     call_entry, call_class, call_width, call_count, call_first, operands, value_specs = calls
     infos, buffers = _class_infos(classes, owns_wanted)
-    num_data = len(specs)
-    leaf_specs = np.full(num_data + len(numbers), number_spec)
-    leaf_specs[:num_data] = specs
-    looks = sorted({*specs.tolist(), number_spec})
-    place = np.searchsorted(_array(looks), leaf_specs)
-    leaf_wanted = np.zeros(len(leaf_specs), bool)
-    leaf_wanted[:num_data] = wanted
-    recording = Recording(
-        infos, call_class, call_width, operands, _array([_buffer(BUFFERS[s], buffers) for s in looks])[place],
-        _array([WIDTHS[s] for s in looks])[place], leaf_wanted, heads, call_count, call_first)
+    looks = [(s, _buffer(BUFFERS[s], buffers), WIDTHS[s]) for s in sorted({*specs.tolist(), number_spec})]
+    leaf_specs, leaf_buffers, leaf_widths, leaf_wanted = _leaf_tables(specs, wanted, len(numbers), number_spec,
+                                                                      _array(looks))
+    recording = Recording(infos, call_class, call_width, operands, leaf_buffers, leaf_widths, leaf_wanted, heads,
+                          call_count, call_first)
     return Structure(recording, list(buffers), value_specs, call_entry, numbers, leaf_specs, viewed, value_of)
+
+
+@njit(cache=True, nogil=True)
+def _leaf_tables(specs, wanted, num_numbers, number_spec, looks):
+    """Spec, buffer, rows and whether a gradient may flow there, of each leaf; `looks` has the first three of each spec.
+    """
+    buffers, widths = np.empty(looks[-1, 0] + 1, np.int64), np.empty(looks[-1, 0] + 1, np.int64)
+    for k in range(len(looks)):
+        buffers[looks[k, 0]], widths[looks[k, 0]] = looks[k, 1], looks[k, 2]
+    num_data = len(specs)
+    num_leaves = num_data + num_numbers
+    leaf_specs, leaf_wanted = np.empty(num_leaves, np.int64), np.zeros(num_leaves, np.bool_)
+    leaf_buffers, leaf_widths = np.empty(num_leaves, np.int64), np.empty(num_leaves, np.int64)
+    for k in range(num_leaves):
+        spec = specs[k] if k < num_data else number_spec
+        leaf_specs[k], leaf_buffers[k], leaf_widths[k] = spec, buffers[spec], widths[spec]
+        if k < num_data:
+            leaf_wanted[k] = wanted[k]
+    return leaf_specs, leaf_buffers, leaf_widths, leaf_wanted
 
 
 def recorded_bytes(num_words: int, num_values: int) -> int:
@@ -290,5 +322,5 @@ def _buffer(number: int, buffers: dict[int, int]) -> int:
     return buffers.setdefault(number, len(buffers))
 
 
-def _array(values: Sequence[int]) -> Any:
+def _array(values: Sequence[Any]) -> Any:
     return np.array(values, np.int64)

@@ -23,7 +23,7 @@ import gluon_dynbatch as gdb
 from cavs_core import LazyArray, become_array
 from cavs_core.mxnet_compat import mx
 from gluon_dynbatch import fastpath
-from gluon_dynbatch.fastpath import FIRST, find_held, recycle
+from gluon_dynbatch.fastpath import FIRST, find_held
 
 nd = mx.nd
 compiled = fastpath.compiled
@@ -88,13 +88,13 @@ def test_only_tokens_that_nobody_holds_are_kept():
     strange = [int(str(FIRST + 5000)), int(str(FIRST + 1)), None, "token"]
     made += strange
     living = [id(x.token) for x in (h.a, h.b, results[0][0], results[1][0])]
-    recycle(made)
+    assert find_held(made, recycles=True).tolist() == [True] * 4 + [False] * 2 + [True] * 6
     assert [k for k, x in enumerate(made[:8]) if x is None] == [4, 5] and made[8:] == strange
     assert [id(made[k]) for k in (0, 1, 2, 6)] == living
     assert described(results) == [[("out", 2), (("own", 3), None)], [("out", 6), (("own", 7), None)]]
     for wrong in ((), None, b""):
         with pytest.raises(TypeError):
-            compiled.recycle(wrong)
+            compiled.is_held(wrong, True)
 
 
 @needs_compiled

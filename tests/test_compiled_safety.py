@@ -382,12 +382,12 @@ def test_wrong_arguments_of_module_functions():
             compiled.bind(*wrong)
     for wrong in ((), None, b""):
         with pytest.raises(TypeError):
-            compiled.is_held(wrong)
+            compiled.is_held(wrong, False)
     with pytest.raises(TypeError):
         compiled.Call()
     with pytest.raises(TypeError, match="hooks are dicts"):
         compiled.Record((), 0, 1, -1, Calls(), {}, fails, fails, (), (1,))
-    assert compiled.is_held([]) == b"" and described(Harness().a) == ("own", 0)
+    assert compiled.is_held([], False) == b"" and described(Harness().a) == ("own", 0)
 
 
 def test_the_owner_of_all(variant):

@@ -286,10 +286,10 @@ def test_check_looks_at_calls_that_did_not_run(always, monkeypatch):
     assert got[2].stats.repeats
     choose.REPEATS.clear()
 
-    def wrong(facts, offsets):
-        left = find_repeats(facts, offsets)
-        value = offsets[1][left.repeats[-1]]
-        left.value_of[value] = (left.value_of[value] + 1) % len(left.calls)
+    def wrong(facts, recording):
+        left = find_repeats(facts, recording)
+        value = max(v for v in range(len(left.value_of)) if left.value_of[v] in left.value_of[:v])
+        left.value_of[value] = (left.value_of[value] + 1) % len(left.value_specs)
         return left
 
     monkeypatch.setattr(choose, "find_repeats", wrong)

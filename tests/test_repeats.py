@@ -1,5 +1,7 @@
 """Calls that repeat others, on hand-made and random recordings."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from gluon_dynbatch.repeats import Facts, Lookups, find_repeats
 
 
 def distinct(calls, classes=None, heads=(), numbers=(), num_data=3, pure=None, kinds=None, firsts=(), lookups=None,
-             names_row=()):
+             names_row=(), viewed=()):
     """The first of each call, and what is left, as (class, tokens), with its numbers.
 
     lookups : {call: (table, numbers)}
@@ -17,29 +19,34 @@ def distinct(calls, classes=None, heads=(), numbers=(), num_data=3, pure=None, k
     classes = classes or [info(), info(operands=2)]
     r = recording(classes, calls, num_data + len(numbers), heads=heads, firsts=firsts)
     kinds = r.call_class if kinds is None else np.array(kinds, np.int64)
-    pure = np.array([True] * (int(kinds.max(initial=0)) + 1) if pure is None else pure, bool)
-    starts, counts, tables = np.full(len(calls), -1), np.zeros(len(calls), np.int64), np.zeros(len(calls), np.int64)
+    pure = np.array([1] * (int(kinds.max(initial=0)) + 1) if pure is None else pure, np.int64)
+    starts, counts, tables = np.zeros((3, len(calls) if lookups else 0), np.int64)
     ids = []
     for i, (table, part) in (lookups or {}).items():
         starts[i], counts[i], tables[i] = len(ids), len(part), table
         ids += part
-    looked_up = Lookups(starts, counts, tables, np.array(ids, np.int64),
-                        np.array(names_row or [-1] * len(pure), np.int64))
-    offsets = r.offsets
-    left = find_repeats(Facts(kinds, pure, r.call_count, r.call_first, r.operands, np.array(numbers, np.int64),
-                              num_data, r.heads, looked_up), offsets)
+    looked_up = Lookups(starts, counts, tables, np.array(names_row, np.int64), np.array(ids, np.int64))
+    specs = np.arange(r.offsets[1][-1])
+    left = find_repeats(Facts(kinds, pure, np.array(numbers, np.int64), num_data, np.array(viewed, np.int64), specs,
+                              looked_up), r)
     rest = left.recording(r, num_data + len(left.numbers))
     ends = rest.offsets[0]
     new = [(c, rest.operands[a:b].tolist()) for c, a, b in zip(rest.call_class.tolist(), ends, ends[1:])]
-    assert sorted([*left.calls, *left.repeats]) == list(range(len(calls)))
     assert rest.heads.tolist() == left.value_of[list(heads)].tolist()
-    return [first_of(left, offsets[1], i) for i in range(len(calls))], new, left
-
-
-def first_of(left, value_offsets, call):
-    """The call whose results a call has."""
-    values = [value_offsets[c] for c in left.calls]
-    return int(left.calls[[left.value_of[v] for v in values].index(left.value_of[value_offsets[call]])])
+    made = left.value_of[r.offsets[1][:-1]].tolist()                # of each call, its first value
+    first = [made.index(value) for value in made]                   # the call whose results it has
+    calls_left = sorted(set(first))
+    for mine, whole in [(left.entries, kinds), (rest.call_class, r.call_class), (rest.call_width, r.call_width),
+                        (rest.call_count, r.call_count), (rest.call_first, r.call_first)]:
+        assert mine.tolist() == whole[calls_left].tolist()
+    again = replace(rest)                                           # which does not know them
+    assert all(map(np.array_equal, rest.offsets, again.offsets))
+    assert left.value_specs.tolist() == [v for i in calls_left for v in range(*r.offsets[1][i:i + 2])]
+    gone = np.delete(np.arange(len(calls)), calls_left)
+    assert left.dropped.tolist() == np.bincount(r.call_class[gone], minlength=len(classes)).tolist()
+    assert left.terms.tolist() == [int((r.call_count[gone] - 1)[r.call_class[gone] == c].sum())
+                                   for c in range(len(classes))]
+    return first, new, left
 
 
 def test_what_reads_the_same_is_the_same():
@@ -47,7 +54,7 @@ def test_what_reads_the_same_is_the_same():
     first, new, left = distinct(calls, heads=[5])
     assert first == [0, 1, 0, 3, 3, 5]
     assert new == [(0, [-1]), (0, [-2]), (1, [0, 1]), (0, [2])]
-    assert left.value_of.tolist() == [0, 1, 0, 2, 2, 3] and left.repeats.tolist() == [2, 4]
+    assert left.value_of.tolist() == [0, 1, 0, 2, 2, 3] and left.dropped.tolist() == [1, 1]
 
 
 def test_the_order_of_operands_and_the_kind_count():
@@ -59,7 +66,7 @@ def test_equal_numbers_are_one_operand_and_those_that_are_left_are_numbered_anew
     calls = [(0, 1, [-4]), (0, 1, [-5]), (0, 1, [-6]), (0, 1, [-7])]
     first, new, left = distinct(calls, numbers=[7, 5, 7, 6])
     assert first == [0, 1, 0, 3] and new == [(0, [-4]), (0, [-5]), (0, [-6])]
-    assert left.numbers.tolist() == [0, 1, 3]
+    assert left.numbers.tolist() == [7, 5, 6]
 
 
 def test_a_number_is_not_the_value_or_array_of_that_number():
@@ -71,7 +78,9 @@ def test_what_is_held_runs_for_itself_and_what_draws_too():
     calls = [(0, 1, [-1]), (0, 1, [-1]), (0, 1, [-1]), (0, 1, [1])]
     assert distinct(calls, heads=[1, 3])[0] == [0, 1, 0, 3]
     assert distinct(calls, heads=[0, 3])[0] == [0, 0, 0, 3]       # what reads a held value may stand for others
-    assert distinct(calls, pure=[False])[0] == [0, 1, 2, 3]
+    assert distinct(calls, heads=[3], viewed=[1])[0] == [0, 1, 0, 3]
+    assert distinct(calls, pure=[0])[0] == [0, 1, 2, 3]
+    assert distinct(calls, pure=[])[0] == [0, 0, 0, 3]              # what nobody recorded draws nothing
 
 
 def test_lists_of_different_length():
@@ -145,8 +154,8 @@ def test_every_value_keeps_its_meaning_and_only_held_ones_are_there_twice(drawn)
     classes, calls, numbers, kinds, heads = drawn
     first, new, left = distinct(calls, classes, heads, numbers, kinds=kinds)
     want = meanings(classes, calls, kinds, numbers)
-    got = meanings(classes, [(c, 1, tokens) for c, tokens in new], [kinds[i] for i in left.calls],
-                   [numbers[k] for k in left.numbers])
+    got = meanings(classes, [(c, 1, tokens) for c, tokens in new], left.entries.tolist(),
+                   left.numbers.tolist())
     # The tables of both number expressions as they come, and an expression comes first in a call that is left.
     assert [got[v] for v in left.value_of] == want
     assert len({int(left.value_of[v]) for v in heads}) == len(heads)

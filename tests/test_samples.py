@@ -19,7 +19,7 @@ from gluon_dynbatch import logs, merging
 from gluon_dynbatch.analyzer import scan
 from gluon_dynbatch.cutting import cut_log
 from gluon_dynbatch.kinds import KindTable
-from gluon_dynbatch.samples import HEADER, NUM_KINDS, Form, Forms, Parts, forms_of, merge_forms, take_samples
+from gluon_dynbatch.samples import HEADER, NUM_KINDS, Form, Forms, Parts, forms_of, made_of, merge_forms, take_samples
 
 MOST_LEAVES = 4         # of a sample
 FIRST = 1 << 32         # token of the first value
@@ -54,7 +54,8 @@ def log_of(classes, calls):
 def cut_calls(classes, calls, num_leaves, heads, specs=None):
     num_values = sum(len(classes[c].output_widths) for c, _ in calls)
     specs = np.zeros(num_leaves, np.int64) if specs is None else np.array(specs)
-    return cut_log(log_of(classes, calls), kinds_of(classes), FIRST, specs, np.isin(np.arange(num_values), heads))[0]
+    return cut_log(log_of(classes, calls), kinds_of(classes), FIRST, specs, np.isin(np.arange(num_values), heads),
+                   np.zeros(0, np.int64))[0]
 
 
 class Batch:
@@ -106,25 +107,27 @@ def joined_forms(batch):
     made = []
     for c in np.flatnonzero(origins < 0).tolist():
         made.append(lambda xs, c=c: done._coarse_call(c, xs))
-        made[-1].count = len(r.classes[c].operand_widths)
+        made[-1].count, made[-1].num_outputs = len(r.classes[c].operand_widths), len(r.classes[c].output_widths)
     parts = Parts(np.where(origins < 0, -1 - origins, -1)[r.call_class], *r.offsets, r.operands, done.coarse.value_of)
     return forms_of(batch.cut, parts, batch.as_recorded(batch.r), batch.kinds, batch.num_leaves, made)
 
 
 def merge(batch, forms):
     """The merged calls, and the functions that were made for some of them."""
-    place = {}
-    which = [place.setdefault(m, len(place)) for form in forms for m in form.made]
-    num_classes = len(batch.classes)
-    return merge_forms(batch.cut, forms, batch.kinds, batch.num_leaves, which, num_classes + np.arange(len(place)),
-                       np.zeros(len(place), np.int64)), list(place)
+    made, num_classes = made_of(forms), len(batch.classes)
+    facts = [(num_classes + k, 0, m.num_outputs) for k, m in enumerate(made)]
+    return merge_forms(batch.cut, forms, batch.kinds, batch.num_leaves, num_classes, made, facts), made
 
 
 def run_merged(batch, merged, functions):
     """What the merged calls make."""
     made, at, num_classes = [], 0, len(batch.classes)
-    for c, entry, count in zip(*[a.tolist() for a in (merged.call_class, merged.call_entry, merged.call_count)]):
-        assert c == entry
+    assert len(np.unique(merged.call_class)) == len(merged.used) and (np.diff(merged.used) > 0).all()
+    operand_offsets, value_offsets = merged.operand_offsets.tolist(), merged.value_offsets.tolist()
+    assert len(operand_offsets) == len(value_offsets) == len(merged.call_class) + 1
+    for c, entry, count in zip(merged.used[merged.call_class].tolist(), merged.call_entry.tolist(),
+                               merged.call_count.tolist()):
+        assert c == entry and (at, len(made)) == (operand_offsets.pop(0), value_offsets.pop(0))
         info_ = batch.classes[c] if c < num_classes else None
         rest, start = merged.operands[at:], len(made)
         # (A made class has as many operands as its function takes: found by what is behind it.)
@@ -135,7 +138,7 @@ def run_merged(batch, merged, functions):
         xs = [made[t] if t >= 0 else 10 - t for t in tokens]
         made += functions[c - num_classes](xs) if info_ is None else _call(batch.r, c, xs)
         at += count
-    assert at == len(merged.operands) and len(made) == len(merged.value_specs)
+    assert at == len(merged.operands) == operand_offsets[0] and len(made) == len(merged.value_specs) == value_offsets[0]
     return made
 
 
@@ -190,14 +193,13 @@ def test_numbers_of_a_sample_are_found_again():
     kinds = kinds_of(classes, [(0,), (1,)])
     log = np.array([0, 30, 1, FIRST, -4, 0, 5, 1, FIRST + 2, 6], np.int64)
     held = np.array([False, True, False, True])
-    cut, numbers = cut_log(log, kinds, FIRST, np.zeros(1, np.int64), held)
+    cut, numbers = cut_log(log, kinds, FIRST, np.zeros(1, np.int64), held, np.array([4]))
     assert cut.keys()[0] == cut.keys()[1] and cut.numbers.tolist() == [0, 2, 4] and numbers.tolist() == [30, -4, 5, 6]
     r = recording(classes, [(0, 1, [-2]), (1, 1, [0, -3]), (0, 1, [-4]), (1, 1, [2, -5])], 5)
     parts = Parts(np.full(4, -1), *r.offsets, r.operands, np.arange(4))
     known = forms_of(cut, parts, (r.call_class, r.call_width, r.offsets[1], np.zeros(4, np.int64)), kinds, 1, [])
     assert known[0] == known[1] and known[0].is_recorded
-    none = np.zeros(0, np.int64)
-    assert merge_forms(cut, known, kinds, 1, [], none, none).operands.tolist() == r.operands.tolist()
+    assert merge_forms(cut, known, kinds, 1, 2, [], []).operands.tolist() == r.operands.tolist()
 
 
 def test_a_sample_is_all_that_stands_between_what_reads_each_other():
@@ -459,7 +461,8 @@ def test_merged_tables_are_those_that_reading_gives(monkeypatch, looked_for):
     (log, members), = found
     read = log.recorded().structure
     assert read is not members.structure and read.buffers == members.structure.buffers
-    for a, b in zip((*read.arrays, read.call_entry), (*members.structure.arrays, members.structure.call_entry)):
+    for a, b in zip((*read.arrays, read.call_entry, *read.recording.offsets),
+                    (*members.structure.arrays, members.structure.call_entry, *members.structure.recording.offsets)):
         np.testing.assert_array_equal(a, b)
     assert read.recording.classes == members.structure.recording.classes and members.structure.value_of is None
 

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum {INTERFACE = 5};                           /* the same number as in fastpath.py */
+enum {INTERFACE = 6};                           /* the same number as in fastpath.py */
 
 static struct {
     PyTypeObject *lazy, *ndarray, *integer;
@@ -18,8 +18,10 @@ static struct {
 
 #ifdef _MSC_VER
 #define OF_THIS_THREAD __declspec(thread)
+#define PREFETCH(address) ((void)(address))
 #else
 #define OF_THIS_THREAD __thread
+#define PREFETCH(address) __builtin_prefetch(address)
 #endif
 
 static OF_THIS_THREAD struct {

@@ -49,26 +49,41 @@ static PyObject *new_token(Py_ssize_t number)
     return token;
 }
 
-/* Keep the tokens of a list that nobody else holds; None takes their places, so that its length stays. */
-static PyObject *recycle(PyObject *module, PyObject *made)
+/* Keep a token of a list that nobody else holds; None takes its place, so that the length of the list stays. */
+static void keep_token(PyObject *made, Py_ssize_t k)
 {
+    PyObject *token = PyList_GET_ITEM(made, k);
+    int64_t value;
+    if (k < MOST_SPARE && !spare[k] && PyLong_CheckExact(token) && short_int(token, &value)
+        && value == known.first + k) {
+        spare[k] = token;
+        PyList_SET_ITEM(made, k, held(Py_None));
+    }
+}
+
+/* Whether anybody but the list holds its tokens; if they are recycled, the others are kept. One walk for both, and the
+   next tokens are asked for in time: those of a long flush are in no cache of the processor. */
+enum {AHEAD = 16};
+
+static PyObject *is_held(PyObject *module, PyObject *args)
+{
+    PyObject *made, *answer;
+    char *at;
     Py_ssize_t k, n;
+    int recycles;
     (void)module;
-    if (!PyList_CheckExact(made)) {
-        PyErr_SetString(PyExc_TypeError, "recycle takes the list of tokens");
+    if (!PyArg_ParseTuple(args, "O!p", &PyList_Type, &made, &recycles))
         return NULL;
-    }
-    if (!spare && !(spare = PyMem_Calloc(MOST_SPARE, sizeof *spare)))
+    if (recycles && !spare && !(spare = PyMem_Calloc(MOST_SPARE, sizeof *spare)))
         return PyErr_NoMemory();
-    n = PyList_GET_SIZE(made) < MOST_SPARE ? PyList_GET_SIZE(made) : MOST_SPARE;
-    for (k = 0; k < n; k++) {
-        PyObject *token = PyList_GET_ITEM(made, k);
-        int64_t value;
-        if (!spare[k] && Py_REFCNT(token) == 1 && PyLong_CheckExact(token) && short_int(token, &value)
-            && value == known.first + k) {
-            spare[k] = token;
-            PyList_SET_ITEM(made, k, held(Py_None));
+    n = PyList_GET_SIZE(made);
+    if ((answer = PyByteArray_FromStringAndSize(NULL, n)))
+        for (k = 0, at = PyByteArray_AS_STRING(answer); k < n; k++) {
+            if (k + AHEAD < n)
+                PREFETCH(PyList_GET_ITEM(made, k + AHEAD));
+            at[k] = Py_REFCNT(PyList_GET_ITEM(made, k)) > 1;
+            if (recycles && !at[k])
+                keep_token(made, k);
         }
-    }
-    return held(Py_None);
+    return answer;
 }

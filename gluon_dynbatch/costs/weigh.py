@@ -12,7 +12,7 @@ from .cost_model import CostModel
 from .devices import NATIVE, built_in, load
 from .work import Work, started_work_of, work_of
 
-__all__ = ["class_costs", "cost_model", "predict_ms", "use_measured_costs"]
+__all__ = ["class_costs", "cost_model", "predict_ms", "row_cost", "use_measured_costs"]
 
 _NEUTRAL = (10.0, 1.0)          # us of a launch and of a row, of a class that has never been planned
 _lock = threading.Lock()
@@ -43,20 +43,29 @@ def use_measured_costs(place: str) -> CostModel:
 def class_costs(classes: Sequence[Any], place: str) -> tuple[Any, Any]:
     """Microseconds of a launch and of a row of each class, by its last plan: float64 arrays, shape (classes,)."""
     model = cost_model(place)
-    costs = []
-    for cls in classes:
-        plan = cls.signature.last_plan
-        costs.append(_NEUTRAL if plan is None else _launch_cost(plan, model, place))
+    costs = [_cost_of(cls, model, place) for cls in classes]
     return np.array([launch for launch, _ in costs]), np.array([row for _, row in costs])
 
 
+def row_cost(cls: Any, place: str) -> float:
+    """Microseconds of a row of a class."""
+    return _cost_of(cls, cost_model(place), place)[1]
+
+
+def _cost_of(cls: Any, model: CostModel, place: str) -> tuple[float, float]:
+    plan = cls.signature.last_plan
+    return _NEUTRAL if plan is None else _launch_cost(plan, model, place)
+
+
 def _launch_cost(plan: Any, model: CostModel, place: str) -> tuple[float, float]:
-    """What a plan costs, worked out when the model or its work is another one than before."""
+    """What a plan costs, worked out once for a model and each of the plan's work."""
     work, known = _work_of(plan, place), plan.compiled.get("launch_cost")
-    if known is None or known[0] is not model or known[1] is not work:
-        known = plan.compiled["launch_cost"] = model, work, model.launch_cost(*work)
-    cost: tuple[float, float] = known[2]
-    return cost
+    if known is None or known[0] is not model:
+        known = plan.compiled["launch_cost"] = model, {}
+    costs: dict[int, tuple[float, float]] = known[1]
+    if id(work) not in costs:                   # (the plan holds all of its work)
+        costs[id(work)] = model.launch_cost(*work)
+    return costs[id(work)]
 
 
 def predict_ms(plans: Sequence[Any], layout: Any, place: str) -> tuple[float, float]:

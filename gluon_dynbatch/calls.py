@@ -324,6 +324,8 @@ class Calls:
                 # A flush runs on one device. After it, the caller records the call anew.
                 self.flush("a call on another device was recorded")
                 return _sealed_entry(signature, cls)
+            if cls.number < len(self.classes):  # the collector has run code that records: another class has the number
+                return self.new_entry(signature, recorded, rows, where, identity, numbers, parameters)
             self.by_signature[key] = cls
             self.classes.append(cls)
         number, num_operands = len(self.entries), len(signature.operand_specs) - signature.slots
@@ -332,10 +334,14 @@ class Calls:
         append = make_append(num_operands, signature.structure, len(owners), signature.slots)(self, number, owners)
         if self.sealed:                 # asked behind it: it may be bound to a log that nobody reads
             return _sealed_entry(signature, cls)
-        # (By its place: an interrupt may have left something of an entry that nobody got.)
-        self.kinds[number:] = [entry_kind(cls.kind, signature, rows, numbers, specs, self.recorder.number_spec)]
-        self.entry_classes[number:] = [cls.number]
         entry = Entry(number, signature, cls, rows, numbers, owners, append)
+        kind = [entry_kind(cls.kind, signature, rows, numbers, specs, self.recorder.number_spec)]
+        of_class = [cls.number]
+        if number < len(self.entries):  # as above
+            return self.new_entry(signature, recorded, rows, where, identity, numbers, parameters)
+        # By its place: an interrupt may have left something of an entry that nobody got.
+        self.kinds[number:] = kind
+        self.entry_classes[number:] = of_class
         self.entries.append(entry)      # (if another thread flushes now, whoever appends to the entry has to try again)
         return entry
 

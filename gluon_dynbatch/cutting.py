@@ -44,8 +44,8 @@ class Cut(NamedTuple):
 
     def keys(self) -> list[bytes]:
         """The codes, each by itself."""
-        data, ends = self.codes.tobytes(), (4 * self.code_offsets).tolist()
-        return [data[a:b] for a, b in zip(ends, ends[1:])]
+        data, ends = memoryview(self.codes), self.code_offsets.tolist()
+        return [data[a:b].tobytes() for a, b in zip(ends, ends[1:])]
 
 
 def cut_log(log: Any, kinds: KindTable, first: int, leaf_specs: Any, held: Any, viewed: Any) -> tuple[Cut, Any]:

@@ -105,10 +105,10 @@ class Log:
 
     @cached_property
     def _walked(self) -> tuple[bool, int]:
-        """Whether operators read each other; if not, so many calls at most."""
+        """Whether operators read each other; if not, the number of calls, -1 if nobody has counted them."""
         operators = np.array([cls.identity is None for cls in self.classes], bool)
-        joins, most = _walk(self.words, *self.kinds, operators, FIRST, len(self.held))
-        return joins, most
+        joins, num_calls = _walk(self.words, *self.kinds, operators, FIRST, len(self.held))
+        return joins, num_calls
 
     @property
     def joins(self) -> bool:
@@ -119,8 +119,10 @@ class Log:
     @cached_property
     def _calls(self) -> Any:
         """All calls, read."""
-        most = int(self.cut.starts[-1]) if self.joins else self._walked[1]
-        return _read(self.words, *self.kinds, FIRST, len(self.specs), most, len(self.held))
+        count = int(self.cut.starts[-1]) if self.joins else self._walked[1]
+        # (Every call has a value, and a word that is no operand.)
+        room = (count, len(self.words) - count) if count >= 0 else (len(self.held), len(self.words))
+        return _read(self.words, *self.kinds, FIRST, len(self.specs), *room, len(self.held))
 
     def _counts(self) -> tuple[int, int]:
         """The number of calls, and of values."""
@@ -230,7 +232,7 @@ def _walk(log, facts, entries, classes, operators, first, num_values):
                      and (not facts[kind + LOOKS_UP] or several[classes[e]]))
         some |= chosen[e]
     if not some:
-        return False, num_values        # (every call has a value)
+        return False, -1
     is_chosen = np.zeros(num_values, np.bool_)
     at = calls = value = 0
     while at < len(log):
@@ -252,12 +254,12 @@ def _walk(log, facts, entries, classes, operators, first, num_values):
 
 
 @njit(cache=True, nogil=True)
-def _read(log, facts, entries, classes, first, num_data, most_calls, most_values):
+def _read(log, facts, entries, classes, first, num_data, most_calls, most_operands, most_values):
     """Of all calls: entry, class, width, length of the list and first row; operands, spec of each value, offsets of
     both, and the numbers."""
     call_entry, call_class = np.empty(most_calls, np.int64), np.empty(most_calls, np.int64)
     call_width, call_count = np.empty(most_calls, np.int64), np.empty(most_calls, np.int64)
-    call_first, operands = np.empty(most_calls, np.int64), np.empty(len(log), np.int64)
+    call_first, operands = np.empty(most_calls, np.int64), np.empty(most_operands, np.int64)
     value_specs, numbers = np.empty(most_values, np.int64), np.empty(len(log), np.int64)
     operand_offsets, value_offsets = np.empty(most_calls + 1, np.int64), np.empty(most_calls + 1, np.int64)
     at = i = value = operand = number = operand_offsets[0] = value_offsets[0] = 0
@@ -285,8 +287,10 @@ def _read(log, facts, entries, classes, first, num_data, most_calls, most_values
             value_specs[value + k] = facts[kind + FIRST_SPEC + k]
         at, i, operand, value = at + count, i + 1, operand + count, value + num_outputs
         operand_offsets[i], value_offsets[i] = operand, value
-    operands, value_specs, numbers = operands[:operand].copy(), value_specs[:value], numbers[:number].copy()
-    if i < most_calls:                  # (copies, so that nothing is remembered that nobody counts)
+    value_specs, numbers = value_specs[:value], numbers[:number].copy()
+    if operand < most_operands:         # (copies, so that nothing is remembered that nobody counts)
+        operands = operands[:operand].copy()
+    if i < most_calls:
         call_entry, call_class, call_width = call_entry[:i].copy(), call_class[:i].copy(), call_width[:i].copy()
         call_count, call_first = call_count[:i].copy(), call_first[:i].copy()
         operand_offsets, value_offsets = operand_offsets[:i + 1].copy(), value_offsets[:i + 1].copy()

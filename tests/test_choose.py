@@ -1,11 +1,14 @@
 """policy="auto" in a scope: which steps it learns from, and whose costs count."""
 
+from types import SimpleNamespace
+
 import pytest
 
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, gluon, mx
 from gluon_dynbatch import choose, planning, runtime
 from gluon_dynbatch.auto import Auto
+from gluon_dynbatch.costs import weigh
 from gluon_dynbatch.costs.devices import NATIVE, place_of
 from gluon_dynbatch.costs.weigh import cost_model
 
@@ -88,3 +91,16 @@ def test_a_plan_by_the_costs_of_one_backend_is_not_used_for_another(auto, cell, 
     hits = [train(cell, 1, policy="cost", backend=backend)[0].stats.cache_hits
             for backend in ("mxnet", "native", "mxnet", "native")]
     assert hits == [0, 0, 1, 1]
+
+
+def test_what_a_class_costs_is_worked_out_once_for_each_work_and_model(monkeypatch):
+    """The work of a plan is that of its last flush, whose rows have another number of children every time."""
+    works, asked, plan = [(1.0,), (2.0,)], [], SimpleNamespace(compiled={})
+    cls = SimpleNamespace(signature=SimpleNamespace(last_plan=plan))
+    for model in (SimpleNamespace(launch_cost=lambda us, k=k: asked.append(us) or (k, k * us)) for k in (1, 10)):
+        monkeypatch.setattr(weigh, "cost_model", lambda place, model=model: model)
+        for work in works * 3:
+            monkeypatch.setattr(weigh, "_work_of", lambda plan, place, work=work: work)
+            launch_us, row_us = weigh.class_costs([cls], NATIVE)
+            assert row_us.tolist() == [weigh.row_cost(cls, NATIVE)] == [launch_us[0] * work[0]]
+    assert asked == [1.0, 2.0] * 2

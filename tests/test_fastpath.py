@@ -13,6 +13,7 @@ import pytest
 import gluon_dynbatch as gdb
 from cavs_core import LazyArray
 from cavs_core.mxnet_compat import autograd, gluon, mx
+from gluon_dynbatch import calls as calls_module
 from gluon_dynbatch.fastpath import FIRST, RETRY, form_of
 
 nd = mx.nd
@@ -305,6 +306,48 @@ def test_an_entry_that_is_made_behind_a_flush_records_nothing_there():
         entry = calls.new_entry(scope.recorder.calls.classes[0].signature, False)
         assert entry.append([z]) is RETRY
         assert owner.calls is calls and (y.asscalar(), z.asscalar()) == (2, pytest.approx(np.tanh(1)))
+
+
+def other_calls(x):
+    """Two calls that nobody else here records."""
+    return nd.exp(x) - nd.sqrt(x)
+
+
+@pytest.mark.parametrize("step", ["class_kind", "make_append", "entry_kind"])
+def test_what_the_collector_records_while_an_entry_is_made_has_entries_of_its_own(step, monkeypatch):
+    """It runs wherever an object is made, and finalizers may call anything."""
+    x, found, whole = nd.array([4.0]), [], getattr(calls_module, step)
+
+    def collecting(*given):
+        if not found:
+            found.append(None)
+            found[0] = other_calls(x)
+        return whole(*given)
+
+    with gdb.batching():
+        first = x * 2
+        monkeypatch.setattr(calls_module, step, collecting)
+        second = nd.tanh(first) + first
+    want = [8, 8 + np.tanh(8), np.exp(4) - 2]
+    np.testing.assert_allclose([y.asscalar() for y in (first, second, found[0])], want, rtol=1e-5)
+
+
+def test_an_entry_that_an_interrupt_ended_leaves_nothing_behind(monkeypatch):
+    class Interrupted(list):
+        def append(self, entry):
+            raise KeyboardInterrupt
+
+    x = nd.array([4.0])
+    with gdb.batching() as scope:
+        first, calls = x * 2, scope.recorder.calls
+        entries = calls.entries
+        calls.entries = Interrupted(entries)
+        with pytest.raises(KeyboardInterrupt):
+            nd.split(nd.array([[1, 2, 3]]), 3)          # three results
+        assert len(calls.kinds) == len(calls.entry_classes) == len(entries) + 1
+        calls.entries = entries
+        second = other_calls(first)
+    np.testing.assert_allclose([first.asscalar(), second.asscalar()], [8, np.exp(8) - np.sqrt(8)], rtol=1e-5)
 
 
 def test_calls_that_come_too_late_are_recorded_anew():

@@ -443,3 +443,15 @@ def test_a_handle_that_another_array_inherited_is_not_an_output():
     assert a.grad.asnumpy().tolist() == [[20.0, 20.0]] and b.grad.asnumpy().tolist() == [[30.0, 30.0]]
     node._outputs = {x.handle.value: k for k, x in enumerate(outputs)}
     assert node.begins_at(outputs[:1]) == [True, False] and node.begins_at([z]) is None
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_which_of_many_values_need_a_gradient(known, monkeypatch):
+    if not known:
+        monkeypatch.setattr(tape, "_entry_offset", lambda: None)
+    plain, marked = mx.nd.ones((2,)), mx.nd.ones((2,))
+    marked.attach_grad()
+    with autograd.record():
+        values = [plain, marked, plain * 2, marked * 2, 3.0, np.ones(2), (marked * 2).detach()]
+    assert tape.need_gradient(values).tolist() == [False, True, False, True, False, False, False]
+    assert tape.need_gradient([]).tolist() == []

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from .last_used import LastUsed
 from .values import WIDTHS
@@ -23,8 +22,8 @@ __all__ = ["FIRST_SPEC", "FIRST_WIDTH", "KIND", "KINDS", "LOOKS_UP", "NAMED", "N
            "kinds_of"]
 
 # What a kind is, word by word; then the specs of its outputs, and of each operand whether it is a number.
-(KIND, SIZE, NUM_OPERANDS, SLOTS, NUM_NUMBERS, NUM_OUTPUTS, ROWS, NAMED, PURE, LOOKS_UP, ROW_SPEC, FIRST_WIDTH,
- FIRST_SPEC) = range(13)
+(KIND, NUM_OPERANDS, SLOTS, NUM_NUMBERS, NUM_OUTPUTS, ROWS, NAMED, PURE, LOOKS_UP, ROW_SPEC, FIRST_WIDTH,
+ FIRST_SPEC) = range(12)
 
 
 class KindTable(NamedTuple):
@@ -106,22 +105,13 @@ def entry_kind(of_class: int, signature: Any, rows: int, numbers: tuple[bool, ..
         with KINDS.lock:
             known = KINDS.get(look)
             if known is None:
-                known = struct.pack(f"{2 + len(facts)}q", KINDS.new_number(), 2 + len(facts), *facts)
+                known = struct.pack(f"{1 + len(facts)}q", KINDS.new_number(), *facts)
                 KINDS.put(look, known)
     return known
 
 
 def kinds_of(words: list[bytes], classes: list[int]) -> KindTable:
     """The kinds of the entries of a flush, and the class of each, as a table."""
-    facts = np.frombuffer(b"".join(words), np.int64)
-    return KindTable(facts, _starts(facts, len(words)), np.array(classes, np.int64))
-
-
-@njit(cache=True, nogil=True)
-def _starts(facts, count):  # type: ignore[no-untyped-def]
-    starts = np.empty(count, np.int64)
-    at = 0
-    for k in range(count):
-        starts[k] = at
-        at += facts[at + SIZE]
-    return starts
+    ends = list(itertools.accumulate(map(len, words), initial=0))
+    return KindTable(np.frombuffer(b"".join(words), np.int64), np.array(ends[:-1], np.int64) // 8,
+                     np.array(classes, np.int64))

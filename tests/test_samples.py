@@ -37,7 +37,7 @@ def kinds_of(classes, numbers=()):
         mine = [fixed, info_.slots, sum(are_numbers), outputs, 1, 0 if info_.alias else -1, 1, 0, -1, 1,
                 *[0] * outputs, *are_numbers]
         starts.append(len(words))
-        words += [7 + c, 2 + len(mine), *mine]
+        words += [7 + c, *mine]
     return KindTable(np.array(words, np.int64), np.array(starts, np.int64), np.arange(len(classes)))
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from .compiling import compiled
 from .graph import InputGraph, IntArray
 from .schedule import depths_of
 
@@ -52,7 +52,7 @@ def find_distinct(graph: InputGraph, class_of: IntArray, may_repeat: Any, keys: 
     return Distinct(left, vertices, number, left_depth)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _without(child_indptr, child_index, depth, first):  # type: ignore[no-untyped-def]
     """Children of the vertices that are their own first ones; these vertices, the number of all, and their depths."""
     number = np.empty(len(first), np.int64)
@@ -78,7 +78,7 @@ def _without(child_indptr, child_index, depth, first):  # type: ignore[no-untype
     return indptr, children, vertices, number, left_depth
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _first_of_its_kind(child_indptr, child_index, depth, class_of, may_repeat, keys, asks):  # type: ignore[no-untyped-def]
     """For each vertex the first one, by rising depth, that does the same."""
     begins = np.zeros(len(depth) + 1, np.int64)

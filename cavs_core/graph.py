@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from .compiling import compiled
 from .errors import CycleError, DanglingEdgeError, GraphError
 
 __all__ = ["InputGraph"]
@@ -355,7 +355,7 @@ def _offsets(sizes: IntArray) -> IntArray:
 _NO_INTS = np.zeros(0, np.int64)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _joined(sizes, indptrs, index, samples):  # type: ignore[no-untyped-def]
     """The arrays of a batch, from the arrays of all graphs, one behind the other, and how long those of each are."""
     num_graphs = sizes.shape[1]

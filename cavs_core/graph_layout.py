@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Union
 
 import numpy as np
-from numba import njit
 
+from .compiling import compiled
 from .graph import InputGraph, IntArray
 from .layout import ClassLayout, Layout, Messages, Place, Read, RowIndex, Segments, no_messages
 from .program import Gather, GatherAll, GatherSum, Spec
@@ -207,7 +207,7 @@ def _messages(made: _Numbered, interfaces: Interfaces) -> tuple[list[Messages], 
 
 # ---- compiled walks --------------------------------------------------------------------------------------------
 
-@njit(cache=True, nogil=True)
+@compiled
 def _number(run_order, depth, class_of, child_indptr, child_index, pushes, slots):  # type: ignore[no-untyped-def]
     """See _Numbered."""
     n, num_classes = len(run_order), len(pushes)
@@ -295,7 +295,7 @@ def _number(run_order, depth, class_of, child_indptr, child_index, pushes, slots
             bounds, order, rows, pushing, own_rows, state_rows, rank, first_own)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _pull(ports, firsts, first_edges, indptr, children):  # type: ignore[no-untyped-def]
     """Where the messages of each port begin and the last ones end, and which of them each row pulls.
 

@@ -16,8 +16,8 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from .compiling import compiled
 from .graph import IntArray
 from .program import Spec
 
@@ -234,7 +234,7 @@ def frames_of(bounds: IntArray, edges: IntArray | None = None) -> IntArray:
 _NOTHING = np.zeros(0, np.int64)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _frames_of(bounds, edges):  # type: ignore[no-untyped-def]
     frames = np.zeros((len(bounds), 4), np.int64)
     for k in range(len(bounds)):
@@ -262,7 +262,7 @@ def no_messages() -> Messages:
     return plan_messages(0, [], None, 1, np.zeros(1, np.int64))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _group_by_row(rows, messages, num_rows):  # type: ignore[no-untyped-def]
     """Where the messages of each row begin, and the messages, row after row in their order."""
     indptr = np.zeros(num_rows + 1, np.int64)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from .compiling import compiled
 from .errors import ArityError, CycleError
 from .graph import InputGraph, IntArray
 
@@ -164,7 +164,7 @@ def _children_text(n: int) -> str:
 # entry in numba's disk cache.
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _depths(child_indptr, child_index):  # type: ignore[no-untyped-def]
     """Depth of each vertex, and how many of its parents were never reached (all 0 unless there is a cycle)."""
     n = child_indptr.size - 1
@@ -199,7 +199,7 @@ def _depths(child_indptr, child_index):  # type: ignore[no-untyped-def]
     return depth, waiting
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _order_launches(child_indptr, child_index, depth, by_slot):  # type: ignore[no-untyped-def]
     """Order, position and offsets, without sorting: each launch lists its edges in the order of their keys, and the
     children of these edges are chained up launch by launch.
@@ -280,7 +280,7 @@ def _order_launches(child_indptr, child_index, depth, by_slot):  # type: ignore[
     return order, position, offsets
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _roles(child_indptr, child_index):  # type: ignore[no-untyped-def]
     role = np.full(child_indptr.size - 1, IS_ROOT)
     fewest, most = np.full(4, -1), np.full(4, -1)

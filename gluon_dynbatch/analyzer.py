@@ -20,9 +20,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from cavs_core import offsets_of
+from cavs_core import compiled, offsets_of
 
 from .classes import Classes, ClassInfo
 from .placing import place
@@ -112,7 +111,7 @@ def scan(r: Recording) -> Scan:
     return Scan(depth, active, class_active, first, same, pending, wanted, reads, *offsets, maker, source, output)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _offsets(call_class, call_count, column_offsets, slots, num_outputs):  # type: ignore[no-untyped-def]
     operands, values = np.zeros(len(call_class) + 1, np.int64), np.zeros(len(call_class) + 1, np.int64)
     for i in range(len(call_class)):
@@ -123,7 +122,7 @@ def _offsets(call_class, call_count, column_offsets, slots, num_outputs):  # typ
     return operands, values
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _scan(call_class, operand_offsets, value_offsets, column_offsets, output_offsets, slots,  # type: ignore[no-untyped-def]
           operands, recorded, owns_wanted, alias, leaf_wanted):
     num_calls, num_columns = len(call_class), column_offsets[-1]
@@ -224,7 +223,7 @@ def launches_by_depth(r: Recording, s: Scan) -> Any:
     return by_depth(np.where(k.alias[r.call_class], -1, r.call_class) if k.has_aliases else r.call_class, s.depth)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _waits(call_class, alias, operand_offsets, source):  # type: ignore[no-untyped-def]
     """The class of each call, -1 for aliases, and the calls that it waits for."""
     runs, indptr = np.full(len(call_class), -1, np.int64), np.zeros(len(call_class) + 1, np.int64)

@@ -32,7 +32,7 @@ PATIENCE, AGAIN = 4, 16
 REPEATS = PlanCache(16 << 20)       # Structure and looked up numbers -> what is left; None if that does not pay
 SEEN = LastUsed(256)    # checksum of a structure -> True: it came before, so that its plan is known if it runs as it is
 # About what a new plan costs, with its layout and its tables, in µs; what the device's constants say is grouping alone.
-NEW_PLAN_US, NEW_PLAN_US_PER_CALL = 300.0, 0.4
+NEW_PLAN_US, NEW_PLAN_US_PER_CALL = 300.0, 0.2
 
 
 def without_repeats(tables: Tables) -> Tables:

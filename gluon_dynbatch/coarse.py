@@ -13,9 +13,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
-from cavs_core import offsets_of
+from cavs_core import compiled, offsets_of
 
 from .analyzer import Recording, Scan
 from .classes import ClassInfo
@@ -179,7 +178,7 @@ def _launches(r: Recording, groups: Groups) -> Any:
     return launch
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _describe(of_launch, follows, times, member, role, order, offsets,  # type: ignore[no-untyped-def]
               call_class, operand_offsets, source, output, most):
     """Number the parts of all calls, and write down what each group does."""
@@ -254,7 +253,7 @@ def _first_alike(operands: Any, parts: Any, looks: Any) -> Any:
     return same
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _survey(call_class, operand_offsets, operands, value_offsets, maker, source,  # type: ignore[no-untyped-def]
             of_group, launch, part, of_launch, parts, output_starts, operand_starts, held, aliases, call_of,
             member_offsets, num_parts, exported, same):
@@ -347,7 +346,7 @@ def _class_info(r: Recording, q: Composition, face: Face, by_rows: bool) -> Clas
                      infos[0].recorded, any(info.owns_wanted for info in infos))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _coarsen(call_class, call_width, call_count, operand_offsets, operands, value_offsets,  # type: ignore[no-untyped-def]
              launch, of_group, place, order, offsets, source, aliases, call_first, number, num_kept, of_launch, call_of,
              member_offsets, parts, output_starts, operand_starts, exported, chosen):

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+
+from cavs_core import compiled
 
 from .kinds import FIRST_SPEC, KIND, NUM_NUMBERS, NUM_OPERANDS, NUM_OUTPUTS, SLOTS, KindTable
 
@@ -65,7 +66,7 @@ def cut_log(log: Any, kinds: KindTable, first: int, leaf_specs: Any, held: Any, 
     return Cut(*cut), numbers
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _cut(log, facts, entries, first, leaf_specs, is_held, viewed):  # type: ignore[no-untyped-def]
     held = is_held.copy()
     for v in viewed:

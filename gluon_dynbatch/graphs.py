@@ -12,7 +12,8 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from cavs_core import compiled
 
 from .policies import Policy, Problem
 
@@ -27,7 +28,7 @@ def samples_of(problem: Problem) -> Any:
     return _starts(problem.indptr, problem.producers)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _starts(indptr, producers):  # type: ignore[no-untyped-def]
     num_calls = len(indptr) - 1
     starts = np.empty(num_calls + 1, np.int64)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from cavs_core import compiled
 
 from .analyzer import Grouping, Scan
 from .values import WIDTHS
@@ -53,7 +54,7 @@ class Heads:
         return part
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _place_heads(held, held_widths, active, maker, value_buffers, value_rows, num_buffers):  # type: ignore[no-untyped-def]
     """Those of the held values through which a gradient may flow, by buffer.
 

@@ -27,7 +27,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+
+from cavs_core import compiled
 
 from .analyzer import Recording, Scan
 from .last_used import LastUsed
@@ -177,7 +178,7 @@ def find_groups(r: Recording, s: Scan, launch: Any, joinable: Any, heavy: Any, n
                   order, np.append(starts[by_start], len(order)), num_joined, settled)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _by_launch(launch, num_launches):  # type: ignore[no-untyped-def]
     """The calls by launch, in each as recorded, and where those of each launch begin."""
     bounds = np.zeros(num_launches + 1, np.int64)
@@ -193,7 +194,7 @@ def _by_launch(launch, num_launches):  # type: ignore[no-untyped-def]
     return order, bounds
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _reads(launch, calls, joinable, column_offsets):  # type: ignore[no-untyped-def]
     """Of each class and each column: whether some call that may join others reads the class there."""
     call_class, _, operand_offsets, source, _, _ = calls
@@ -207,7 +208,7 @@ def _reads(launch, calls, joinable, column_offsets):  # type: ignore[no-untyped-
     return reads
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _readers(operand_offsets, source):  # type: ignore[no-untyped-def]
     """The calls that read each call, once for every operand."""
     offsets = np.zeros(len(operand_offsets), np.int64)
@@ -224,7 +225,7 @@ def _readers(operand_offsets, source):  # type: ignore[no-untyped-def]
     return offsets, readers
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _balance(launch, calls, joinable, column_offsets, group, order, starts):  # type: ignore[no-untyped-def]
     """Of each class and each column: how many calls that read the class there are in a group with it, less those not.
     """
@@ -247,7 +248,7 @@ def _balance(launch, calls, joinable, column_offsets, group, order, starts):  # 
 
 
 # ---- growing groups ------------------------------------------------------------------------------------------------
-@njit(cache=True, nogil=True)
+@compiled
 def _grow(order, bounds, launch, calls, classes, readers):  # type: ignore[no-untyped-def]
     """`order` and `launch` are written: launches that are split get new numbers behind all others."""
     call_class, call_width, _, _, _, _ = calls

@@ -12,9 +12,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from cavs_core import RunError, need_gradient
+from cavs_core import RunError, compiled, need_gradient
 
 from .cutting import Cut, cut_log
 from .fastpath import FIRST, find_held
@@ -220,7 +219,7 @@ def take_log(calls: Any) -> Log:
     return log
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _walk(log, facts, entries, classes, operators, first, num_values):
     num_entries, some = len(entries), False
     chosen, several = np.zeros(num_entries, np.bool_), np.zeros(len(operators), np.bool_)
@@ -253,7 +252,7 @@ def _walk(log, facts, entries, classes, operators, first, num_values):
     return False, calls
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _read(log, facts, entries, classes, first, num_data, most_calls, most_operands, most_values):
     """Of all calls: entry, class, width, length of the list and first row; operands, spec of each value, offsets of
     both, and the numbers."""

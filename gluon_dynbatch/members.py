@@ -9,7 +9,8 @@ what is in one place may run in any order.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from cavs_core import compiled
 
 __all__ = ["MOST_REPEATS", "MOST_ROLES", "calls_of", "classes_fit", "enter", "fold", "groups_read", "is_read_only_by",
            "place_of", "rename", "split_off", "take_partners", "take_roles"]
@@ -18,7 +19,7 @@ MOST_ROLES = 8          # calls that a member has in one launch
 MOST_REPEATS = 4        # launches of one class in a group
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def groups_read(call, state, joinable, calls, candidates):  # type: ignore[no-untyped-def]
     """The groups that a call reads: those that run last come first, because nothing lies between them and the call."""
     call_class, _, operand_offsets, source, _, _ = calls
@@ -42,7 +43,7 @@ def groups_read(call, state, joinable, calls, candidates):  # type: ignore[no-un
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def classes_fit(g, new, state, call_class, classes, seen):  # type: ignore[no-untyped-def]
     """Whether two groups may be one by what they consist of: no product twice, nothing very often, no second round."""
     _, recorded, heavy, _, _, _, _ = classes
@@ -68,7 +69,7 @@ def classes_fit(g, new, state, call_class, classes, seen):  # type: ignore[no-un
     return fits
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def is_read_only_by(k, g, state, readers):  # type: ignore[no-untyped-def]
     """Whether nobody but a launch reads a group."""
     _, follows, _, starts, stops, _, launch, order, _, _ = state
@@ -85,7 +86,7 @@ def is_read_only_by(k, g, state, readers):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def place_of(g, newcomers, place_new, mine, state, calls, readers):  # type: ignore[no-untyped-def]
     """Where a group and newcomers (calls of the group `mine`) could run as one; -1: nowhere.
 
@@ -115,7 +116,7 @@ def place_of(g, newcomers, place_new, mine, state, calls, readers):  # type: ign
     return place[g]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def take_roles(g, k, state, calls, classes, counts, chosen):  # type: ignore[no-untyped-def]
     """Find the calls of a launch that read a group, and give each its member and its role there.
 
@@ -159,7 +160,7 @@ def take_roles(g, k, state, calls, classes, counts, chosen):  # type: ignore[no-
     return found, roles, rows
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def take_partners(g, new, state, calls, classes, partner, counts):  # type: ignore[no-untyped-def]
     """Find for each member of a group the member of another that it reads; whether all fit, and all by rows."""
     call_class, call_width, operand_offsets, source, through, _ = calls
@@ -191,7 +192,7 @@ def take_partners(g, new, state, calls, classes, partner, counts):  # type: igno
     return met == size, rows
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _reads_alike(i, other, g, state, calls):  # type: ignore[no-untyped-def]
     """Whether two calls of a class read the same values of their members of a group."""
     _, _, operand_offsets, source, _, output = calls
@@ -207,7 +208,7 @@ def _reads_alike(i, other, g, state, calls):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def split_off(k, new, chosen, state, scratch):  # type: ignore[no-untyped-def]
     """Make some calls of a launch, in its order, a launch of their own."""
     _, _, place, starts, stops, _, launch, order, _, _ = state
@@ -224,7 +225,7 @@ def split_off(k, new, chosen, state, scratch):  # type: ignore[no-untyped-def]
     starts[k] += len(chosen)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def enter(g, new, chosen, state):  # type: ignore[no-untyped-def]
     """The calls of a launch, which have members and roles by now, become part of a group."""
     group, _, _, starts, _, times, _, order, member, role = state
@@ -233,7 +234,7 @@ def enter(g, new, chosen, state):  # type: ignore[no-untyped-def]
         order[starts[new] + member[i] * times[new] + role[i]] = i
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def rename(g, new, partner, scratch, state):  # type: ignore[no-untyped-def]
     """A group becomes part of another, whose members its own become."""
     group, follows, _, starts, stops, times, _, order, member, role = state
@@ -248,7 +249,7 @@ def rename(g, new, partner, scratch, state):  # type: ignore[no-untyped-def]
         at = follows[at]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def calls_of(g, state, found):  # type: ignore[no-untyped-def]
     _, follows, _, starts, stops, _, _, order, _, _ = state
     count, at = 0, g
@@ -259,7 +260,7 @@ def calls_of(g, state, found):  # type: ignore[no-untyped-def]
     return count
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fold(k, foldable, state, calls, counts, number):  # type: ignore[no-untyped-def]
     """Give the calls of a new group their members: those that read results of one call are one; how many each has."""
     _, call_width, operand_offsets, source, through, _ = calls

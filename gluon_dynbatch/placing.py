@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from cavs_core import compiled
 
 __all__ = ["place"]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def place(calls, launch, depth, same, pending, leaves, num_buffers, columns, outputs):  # type: ignore[no-untyped-def]
     """All that `group` gives, as arrays. One call: to enter compiled code costs as much as a hundred calls do there.
 
@@ -55,7 +56,7 @@ def place(calls, launch, depth, same, pending, leaves, num_buffers, columns, out
             value_buffers)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _arrange(call_class, call_width, launch, depth, num_classes):  # type: ignore[no-untyped-def]
     """Calls by class, in each by launch, in each as recorded; all by counting.
 
@@ -118,7 +119,7 @@ def _arrange(call_class, call_width, launch, depth, num_classes):  # type: ignor
                       launch_depth)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _place_leaves(call_class, operand_offsets, column_offsets, slots, operands, own,  # type: ignore[no-untyped-def]
                   leaf_buffers, leaf_widths, num_buffers):
     """Rows for the leaves that some call reads as rows of its own, -1 for the others; how many rows each buffer has."""
@@ -139,7 +140,7 @@ def _place_leaves(call_class, operand_offsets, column_offsets, slots, operands, 
     return rows, counts
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _place_launches(alias, launch_offsets, row_offsets, output_offsets, widths, buffers, rows):  # type: ignore[no-untyped-def]
     """The first row of each output; of each buffer, where leaves end and launches. Counts on in `rows`."""
     sizes, bases = np.ones(len(rows), np.int64), np.zeros(len(widths), np.int64)
@@ -172,7 +173,7 @@ def _place_launches(alias, launch_offsets, row_offsets, output_offsets, widths, 
     return bases, chunks, offsets
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _place_values(call_class, value_offsets, operand_offsets, operands, output_offsets, base, widths,  # type: ignore[no-untyped-def]
            buffers, position, alias, call_first, leaf_rows, leaf_buffers):
     rows = np.empty(value_offsets[-1], np.int64)
@@ -196,7 +197,7 @@ def _place_values(call_class, value_offsets, operand_offsets, operands, output_o
     return rows, where, operand_rows
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _read_rows(by_class, class_offsets, call_width, call_count, operand_offsets, operand_rows,  # type: ignore[no-untyped-def]
              column_offsets, slots, widths, split, read):
     """The rows of all columns that are read by rows, one behind the other, position after position; where each begins.

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from cavs_core import compiled
 
 __all__ = ["PlanCache", "checksum"]
 
@@ -103,7 +104,7 @@ def _equal(a: Any, b: Any) -> bool:
     return a is b or (a.shape == b.shape and bool((a == b).all()))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def checksum(*parts):  # type: ignore[no-untyped-def]
     """A number that is the same for the same arrays, and seldom for others; in a form that vectorises."""
     total = np.int64(0)

@@ -11,9 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
-from cavs_core import ClassLayout, Layout, Place, Read, RowIndex, Segments, frames_of, no_messages, plan_messages
+from cavs_core import (
+    ClassLayout,
+    Layout,
+    Place,
+    Read,
+    RowIndex,
+    Segments,
+    compiled,
+    frames_of,
+    no_messages,
+    plan_messages,
+)
 
 from .analyzer import Grouping, Recording, Scan, group, launches_by_depth, problem_of, scan
 from .costs.weigh import class_costs
@@ -141,7 +151,7 @@ def find_fills(leaf_buffers: Any, leaf_rows: Any, num_data: int, num_buffers: in
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _fills(leaf_buffers, leaf_rows, num_data, num_buffers):  # type: ignore[no-untyped-def]
     """The leaves that have rows, by buffer; where the data of each buffer end, and its numbers."""
     counts = np.zeros((num_buffers, 2), np.int64)
@@ -206,7 +216,7 @@ def _lay_out(calls: Sequence[Any], r: Recording, s: Scan, g: Grouping, rounds: R
     return layout, plans, leaf_names, kinds
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _kinds(listed, shared, inside, pending):  # type: ignore[no-untyped-def]
     """What operands are, a letter for each column; see `Signature.face`."""
     kinds = np.empty(len(listed), np.uint8)

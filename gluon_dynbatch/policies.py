@@ -16,7 +16,8 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
-from numba import njit
+
+from cavs_core import compiled
 
 __all__ = ["Problem", "Policy", "Unbatched", "Depth", "Agenda", "Cost", "POLICIES", "by_depth", "predicted_us",
            "check_plan"]
@@ -195,7 +196,7 @@ def _run(problem: Problem, slots: Any) -> Any:
 
 # ---- passes over the calls ----------------------------------------------------------------------------------------
 
-@njit(cache=True, nogil=True)
+@compiled
 def _depth(indptr, producers):  # type: ignore[no-untyped-def]
     depth = np.zeros(len(indptr) - 1, np.int64)
     for i in range(len(depth)):
@@ -204,7 +205,7 @@ def _depth(indptr, producers):  # type: ignore[no-untyped-def]
     return depth
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _readers(indptr, producers):  # type: ignore[no-untyped-def]
     offsets = np.zeros(len(indptr), np.int64)
     for p in producers:
@@ -218,7 +219,7 @@ def _readers(indptr, producers):  # type: ignore[no-untyped-def]
     return offsets, readers
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _merge(call_class, indptr, producers):  # type: ignore[no-untyped-def]
     """Calls of one class whose producers are the same, or twins in the same order, become one.
 
@@ -253,7 +254,7 @@ def _merge(call_class, indptr, producers):  # type: ignore[no-untyped-def]
     return twin, members[:merged], classes[:merged], offsets[:merged + 1], reads[:offsets[merged]]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _are_equal(classes, offsets, reads, a, b):  # type: ignore[no-untyped-def]
     if classes[a] != classes[b] or offsets[a + 1] - offsets[a] != offsets[b + 1] - offsets[b]:
         return False
@@ -263,7 +264,7 @@ def _are_equal(classes, offsets, reads, a, b):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def by_depth(call_class, depth):  # type: ignore[no-untyped-def]
     """A launch for each depth and class."""
     order = _sorted_by(np.flatnonzero(call_class >= 0), call_class)
@@ -277,7 +278,7 @@ def by_depth(call_class, depth):  # type: ignore[no-untyped-def]
     return launch
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _sorted_by(calls, keys):  # type: ignore[no-untyped-def]
     """The calls in the order of their keys (0, 1, ..); equal ones stay in order."""
     at = np.zeros(keys.max() + 2 if len(keys) else 1, np.int64)
@@ -291,7 +292,7 @@ def _sorted_by(calls, keys):  # type: ignore[no-untyped-def]
     return by_key
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _longest_chains(graph):  # type: ignore[no-untyped-def]
     """For each class the most calls of it on a path: no plan has fewer launches of it. 1 where that takes too long."""
     num_classes, call_class, _, _, indptr, producers, _, _ = graph
@@ -314,7 +315,7 @@ def _longest_chains(graph):  # type: ignore[no-untyped-def]
 # ---- slots --------------------------------------------------------------------------------------------------------
 # Ready calls of a class are a linked list: head[class] is the first, link[call] the next, -1 the end.
 
-@njit(cache=True, nogil=True)
+@compiled
 def _slots_of(call_class, launch):  # type: ignore[no-untyped-def]
     slots = np.empty(launch.max() + 1 if len(launch) else 0, np.int64)
     for i in range(len(launch)):
@@ -323,7 +324,7 @@ def _slots_of(call_class, launch):  # type: ignore[no-untyped-def]
     return slots
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _slots_us(slots, launch_us):  # type: ignore[no-untyped-def]
     """Class by class, so that fewer launches never cost more by rounding, whatever their order."""
     launches = np.zeros(len(launch_us), np.int64)
@@ -332,14 +333,14 @@ def _slots_us(slots, launch_us):  # type: ignore[no-untyped-def]
     return np.sum(launches * launch_us)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _cheaper(slots, other, launch_us):  # type: ignore[no-untyped-def]
     """Of two rows of slots; the other among equals."""
     us, other_us = _slots_us(slots, launch_us), _slots_us(other, launch_us)
     return other if other_us < us or (other_us == us and len(other) <= len(slots)) else slots
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _agenda(graph, price):  # type: ignore[no-untyped-def]
     num_classes, call_class, members, depth, indptr, _, reader_indptr, readers = graph
     waiting = indptr[1:] - indptr[:-1]
@@ -374,7 +375,7 @@ def _agenda(graph, price):  # type: ignore[no-untyped-def]
         mean[best] = depth_left[best] / max(left[best], 1)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _walk(graph, slots, due, backward):  # type: ignore[no-untyped-def]
     """Run slots in order: each runs what is ready of its class, if any of that is due by now.
 
@@ -412,7 +413,7 @@ def _walk(graph, slots, due, backward):  # type: ignore[no-untyped-def]
     return slot_of, ran
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _leave_out(graph, slots, from_back):  # type: ignore[no-untyped-def]
     """The slots without those that no call is in need of.
 
@@ -426,7 +427,7 @@ def _leave_out(graph, slots, from_back):  # type: ignore[no-untyped-def]
     return slots[ran][::-1].copy() if from_back else slots[ran]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _offer(graph, slots, launch_us, order, fewest, search_us):  # type: ignore[no-untyped-def]
     """Step 2 of `Cost`."""
     bound_us = np.sum(fewest * launch_us)

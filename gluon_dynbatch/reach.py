@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from cavs_core import offsets_of
+from cavs_core import compiled, offsets_of
 
 from .analyzer import Recording, Scan
 
@@ -32,7 +31,7 @@ def reached(r: Recording, s: Scan, values: Any, depends: Sequence[Any]) -> tuple
                     len(r.classes), offsets, flat)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _reached(call_class, operand_offsets, operands, value_offsets, values, num_leaves,  # type: ignore[no-untyped-def]
              num_classes, depend_offsets, depends):
     found = np.zeros(value_offsets[-1], np.bool_)

@@ -16,7 +16,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+
+from cavs_core import compiled
 
 from .analyzer import Recording
 
@@ -119,7 +120,7 @@ def find_repeats(facts: Facts, r: Recording) -> Distinct:
                            r.heads, len(r.classes)))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _find(kinds, pure, numbers, num_data, viewed, value_specs, lookups, call_class,  # type: ignore[no-untyped-def]
           call_width, call_count, call_first, operand_offsets, value_offsets, operands, heads, num_classes):
     starts, counts, tables, names_row, ids = lookups

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from cavs_core import compiled
 
 from .analyzer import Recording, Scan
 
@@ -43,7 +44,7 @@ def find_rounds(r: Recording, s: Scan) -> Rounds:
     return Rounds(*_rounds(s.reads, r.facts.column_offsets, r.facts.output_offsets))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _rounds(reads, column_offsets, output_offsets):  # type: ignore[no-untyped-def]
     num_classes = len(column_offsets) - 1
     of_column, of_output = np.empty(len(reads), np.int64), np.empty(reads.shape[1], np.int64)
@@ -63,7 +64,7 @@ def _rounds(reads, column_offsets, output_offsets):  # type: ignore[no-untyped-d
     return of_class, columns, outputs
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _rings(reads):  # type: ignore[no-untyped-def]
     """The ring of each class (Tarjan's algorithm, without recursion), and its round: the longest way to it."""
     count = len(reads)

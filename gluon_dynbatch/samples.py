@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
-from cavs_core import offsets_of
+from cavs_core import compiled, offsets_of
 
 from .cutting import Cut
 from .kinds import KIND, NAMED, NUM_OPERANDS, NUM_OUTPUTS, ROWS, SLOTS, KindTable
@@ -93,7 +92,7 @@ class Forms:
             self.num_bytes = 0
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def any_reads(call_class, operand_offsets, value_offsets, operands, chosen):  # type: ignore[no-untyped-def]
     """Whether a call of some chosen class reads a call of one."""
     is_chosen = np.zeros(value_offsets[-1], np.bool_)
@@ -126,7 +125,7 @@ def take_samples(cut: Cut, chosen: Any, operands: Any, offsets: tuple[Any, Any])
     return part, calls, tokens, value_of
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _take(starts, values, chosen, operands, operand_offsets, value_offsets):  # type: ignore[no-untyped-def]
     new_starts, new_values = np.zeros(len(chosen) + 1, np.int64), np.zeros(len(chosen) + 1, np.int64)
     for n in range(len(chosen)):
@@ -189,7 +188,7 @@ def forms_of(cut: Cut, parts: Parts, recorded: tuple[Any, Any, Any, Any], kinds:
     return [Form(data[a:b], mine, not other) for a, b, mine, other in zip(ends, ends[1:], lists, differs)]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _forms(cut, parts, recorded, kinds, num_data, num_made):  # type: ignore[no-untyped-def]
     starts, values, numbers, leaves, leaf_offsets = cut
     call_made, operand_offsets, value_offsets, operands, value_of = parts
@@ -340,7 +339,7 @@ def merge_forms(cut: Cut, forms: Sequence[Form], kinds: KindTable, num_data: int
     return Merged(*merged, None if same else value_of)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _entry_table(facts, entries):  # type: ignore[no-untyped-def]
     """Kinds -> entries: each stands where its number says, or at the next free place."""
     size = 16
@@ -355,7 +354,7 @@ def _entry_table(facts, entries):  # type: ignore[no-untyped-def]
     return table
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _merge(words, cut, facts, entries, classes, made_starts, made, made_facts,  # type: ignore[no-untyped-def]
            num_data, num_classes):
     values, numbers, leaves, leaf_offsets = cut

@@ -17,7 +17,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+
+from cavs_core import compiled
 
 from .analyzer import Recording, Scan
 from .last_used import LastUsed
@@ -68,7 +69,7 @@ def find_chains(r: Recording, s: Scan, held: Any, adds: Any) -> Chains | None:
     return Chains(inner, ends, lengths, roles) if len(ends) else None
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _find(call_class, call_width, operand_offsets, operands, maker, source, adds, held):  # type: ignore[no-untyped-def]
     num_calls = len(call_class)
     readers = np.zeros(len(maker), np.int64)
@@ -156,7 +157,7 @@ def fold_chains(r: Recording, s: Scan, chains: Chains, chosen: Any, list_of: Any
                    call_first=r.call_first[kept], operands=operands, heads=value_of[r.heads]), value_of
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _fold(call_class, call_count, operand_offsets, operands, value_offsets, maker, inner,  # type: ignore[no-untyped-def]
           folded, list_of):
     num_calls = len(call_class)

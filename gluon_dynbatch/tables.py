@@ -9,9 +9,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
-from cavs_core import LazyArray, copy_arrays, view_of_data
+from cavs_core import LazyArray, compiled, copy_arrays, view_of_data
 from cavs_core.mxnet_compat import mx
 
 from .analyzer import Recording
@@ -188,7 +187,7 @@ class Tables:
 _NO_LOOKUPS = Lookups(*np.zeros((5, 0), np.int64))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _look_up(call_entry, call_class, operand_offsets, operands, facts, kinds, classes, specs, sizes, num_data,
              num_classes):
     num_entries, num_calls = len(kinds), len(call_entry)
@@ -217,7 +216,7 @@ def _look_up(call_entry, call_class, operand_offsets, operands, facts, kinds, cl
     return starts, counts, tables, names_row, leaves[:found].copy()
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _composed(first, second):
     """The number by the second table of what has a number by the first; -1 stays."""
     found = np.empty(len(first), np.int64)
@@ -261,7 +260,7 @@ def make_structure(classes: Sequence[Any], owns_wanted: Sequence[bool], calls: S
     return Structure(recording, list(buffers), value_specs, call_entry, numbers, leaf_specs, viewed, value_of)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _leaf_tables(specs, wanted, num_numbers, number_spec, looks):
     """Spec, buffer, rows and whether a gradient may flow there, of each leaf; `looks` has the first three of each spec.
     """

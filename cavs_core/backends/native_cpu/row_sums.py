@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from ...compiling import compiled
 from .memory import ARENA
 
 __all__ = ["add_equal_rows"]
@@ -44,12 +44,12 @@ def add_equal_rows(parts: Sequence[tuple[Any, Any]], size: int, make: Any) -> An
     return kept
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _row(number, size):  # type: ignore[no-untyped-def]
     return min(max(int(number), 0), size - 1)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _kept(numbers, words, marks, place):  # type: ignore[no-untyped-def]
     """The numbers that occur, ascending. They are marked, and looked for in words of eight marks.
 
@@ -68,7 +68,7 @@ def _kept(numbers, words, marks, place):  # type: ignore[no-untyped-def]
     return kept[:count]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _add_rows(target, place, numbers, values):  # type: ignore[no-untyped-def]
     # (Element by element: a whole row as a slice is not vectorised.)
     for e in range(len(numbers)):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
+from ...compiling import compiled
 from ...program import CHILD, ROW, SHARED
 from . import ops
 from .ir import ColumnSumOp, KernelOp, Op, PackOp, ProductOp, Ref, ScatterOp, SumOp, SumProductOp
@@ -55,7 +55,7 @@ class OwnMemory:
             packed_elements(pack.n, pack.k, pack.dtype) * np.dtype(pack.dtype).itemsize for pack in packs]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def counts_of(frames, first_frames):
     """Of each class: rows, edges, one, and the most rows and edges of a launch; all 0 if there are no rows."""
     counts = np.zeros((len(first_frames) - 1, NUM_COUNTS), np.int64)
@@ -69,7 +69,7 @@ def counts_of(frames, first_frames):
     return counts
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def own_offsets(counts, which, row_bytes):
     """Where the memory of each value begins in a block, in cache lines, and where the last one ends."""
     offsets = np.zeros(len(which) + 1, np.int64)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from ...compiling import compiled
 from ...layout import offsets_of
 from . import ops
 from .memory import address_of
@@ -179,7 +179,7 @@ class Operations:
         return made, words
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _with_addresses(table, op_places, refs, words, kernels, first_words, numbers, bases, places, own, own_offsets,
                     asked_numbers, asked, buffers, messages, own_block, addresses, made_words, at_words):
     for i in range(len(numbers)):
@@ -200,7 +200,7 @@ def _with_addresses(table, op_places, refs, words, kernels, first_words, numbers
     return made
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def launches_of(script, first_spans, spans, order, round_of, backward, frames, first_frames, bounds):
     """In every round: eager parts of its classes, its launches in order, lazy parts of its classes.
 

@@ -22,7 +22,7 @@ demo: $(READY)
 test: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-matrix:
 	@MAKE="$(MAKE)" bash tests/matrix.sh $(ARGS)

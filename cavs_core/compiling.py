@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from numba import njit
 from numba.core.dispatcher import Dispatcher
+from numba.core.extending import _Intrinsic
 
 __all__ = ["compiled"]
 
@@ -35,9 +36,10 @@ def _stamp(names: dict[str, Any]) -> int:
         what = b""
         if type(value) in (bool, int, float):
             what = repr(value).encode()
-        elif isinstance(value, Dispatcher) and value.py_func.__globals__ is not names:
-            code = value.py_func.__code__
-            what = Path(code.co_filename).read_bytes() + value.py_func.__qualname__.encode()
+        elif isinstance(value, (Dispatcher, _Intrinsic)):
+            source = value.py_func if isinstance(value, Dispatcher) else value._defn
+            if source.__globals__ is not names:
+                what = Path(source.__code__.co_filename).read_bytes() + source.__qualname__.encode()
         if what:
             found = zlib.crc32(name.encode() + what, found)
     return found

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from .array_memory import address_of_data, view_of_data
 from .backends.native_cpu.intrinsics import words_at
 from .backends.targets import WRITTEN, Target
+from .compiling import compiled
 from .gradients import write_gradient
 from .lazy import LazyArray
 from .mxnet_compat import MXNetError, autograd, mx
@@ -335,7 +335,7 @@ def need_gradient(values: Sequence[Any]) -> np.ndarray:
     return _are_set(np.array(handles, np.int64), offset)
 
 
-@njit(cache=True)
+@compiled
 def _are_set(handles, offset):  # type: ignore[no-untyped-def]
     """Whether there is a pointer at an offset, for each array; False where there is no array."""
     found = np.zeros(len(handles), np.bool_)

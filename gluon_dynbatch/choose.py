@@ -77,13 +77,13 @@ def _pays(tables: Tables, left: Distinct, device: Device, seen: bool) -> bool:
     return False
 
 
-def choose_method(config: Any, recorded: Sequence[Any], tables: Any, place: str) -> Sample:
+def choose_method(config: Any, recorded: Sequence[Any], tables: Any, runs: Any, place: str) -> Sample:
     """What a flush is planned with, in a sample that it fills in.
 
     Parameters
     ----------
     recorded : classes as they were recorded, by which a model is known
-    tables : what would run
+    tables, runs : what would run, without repeats and with them
     place : whose costs count
     """
     grain = "vertex" if config.granularity == "auto" else config.granularity
@@ -99,22 +99,25 @@ def choose_method(config: Any, recorded: Sequence[Any], tables: Any, place: str)
     if config.granularity == "auto":
         others += [Method("depth", "graph"), Method("cost", "graph")]
     return AUTO.choose((config.granularity, config.analysis_budget, place, model), first, lambda us: _worth_trying(
-        first, others, config.analysis_budget * us, tables, place))
+        first, others, config.analysis_budget * us, tables, runs, place))
 
 
-def _worth_trying(first: Method, others: Sequence[Method], budget_us: float, tables: Any, place: str) -> list[Method]:
+def _worth_trying(first: Method, others: Sequence[Method], budget_us: float, tables: Any, runs: Any,
+                  place: str) -> list[Method]:
     """Methods whose plan of this flush is predicted to be faster than the first's, planning included; best first.
 
     Parameters
     ----------
     budget_us : what planning may take, a call
     """
-    problem = make_problem(tables.classes, tables.recording, scan(tables.recording), place)
-    plan_launches(problem, others[0])               # compiled and warm
-    limit = predicted_us(problem, plan_launches(problem, first))
+    # (Without repeats samples read each other, and would be one structure.)
+    problems = {part: make_problem(part.classes, part.recording, scan(part.recording), place)
+                for part in dict.fromkeys((tables, runs))}
+    plan_launches(problems[tables], others[0])      # compiled and warm
+    limit = predicted_us(problems[tables], plan_launches(problems[tables], first))
     found = []
     for method in others:
-        start = time.perf_counter()
+        problem, start = problems[tables if method.drops_repeats else runs], time.perf_counter()
         launch = plan_launches(problem, method)
         took_us = (time.perf_counter() - start) * 1e6
         total_us = predicted_us(problem, launch) + took_us

@@ -53,7 +53,7 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     # Policy "none" is there to see what every call by itself costs.
     runs = with_members(log, drops, stats) if scope.config.policy != "none" else log.recorded()
     tables = without_repeats(runs) if drops else runs
-    sample = choose_method(scope.config, log.classes, tables, later)
+    sample = choose_method(scope.config, log.classes, tables, runs, later)
     if not sample.method.drops_repeats:         # (what auto tries)
         tables = runs
     planned, sample.known = plan_flush(tables, sample.method, later)

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from gluon_check import repeats_always_pay
 
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, gluon, mx
@@ -46,6 +47,29 @@ def train(cell, steps, **options):
         mx.nd.waitall()
         scopes.append(scope)
     return scopes
+
+
+def test_graph_grain_is_judged_by_what_would_run_there(auto, cell, monkeypatch):
+    """It runs repeats. Without them samples read each other, look like one structure, and like a good plan."""
+    repeats_always_pay(monkeypatch)
+    found, judge = [], choose._worth_trying
+    monkeypatch.setattr(choose, "_worth_trying", lambda *args: found.append(judge(*args)) or found[-1])
+    embed, other = gdb.vertex(gluon.nn.Embedding(5, 4)), gdb.vertex(gluon.rnn.GRUCell(4, input_size=4))
+    for block in (embed, other):
+        block.initialize()
+    start = mx.nd.ones((1, 4))
+    for _ in range(12):
+        with gdb.batching(policy="auto", backend="mxnet", analysis_budget=1.0) as scope:
+            ends = []
+            for words in ([0, 1, 1, 1, 2, 2, 2], [0, 2, 1, 1, 1], [0, 1, 1, 1, 2], [0, 2, 2, 2, 1, 1, 1], [0]):
+                h = start
+                for word in words:
+                    h, _ = (cell if word % 2 else other)(embed(word), [h])
+                ends.append(h)
+        mx.nd.waitall()
+        assert scope.stats.repeats or "graph" in str(scope.stats.methods)
+    (methods,) = found
+    assert methods and {method.granularity for method in methods} == {"vertex"}
 
 
 def settles(auto, cell, **options):

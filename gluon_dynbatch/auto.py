@@ -106,7 +106,7 @@ class Auto:
             state.us_a_call.setdefault(state.method, []).append(us)
             return
         state.recent.append(us)
-        if len(state.recent) == RECENT and abs(statistics.median(state.recent) / state.settled - 1) > DRIFT:
+        if len(state.recent) == RECENT and _drifted(sorted(state.recent), state.settled):
             state.method, state.settled, state.us_a_call = state.first, 0.0, {}
 
     def _take_turns(self, state: _Model) -> None:
@@ -121,6 +121,15 @@ class Auto:
         state.method = min(tried, key=lambda m: _typical(tried[m]) * (1 - GAIN if m == state.first else 1))
         state.settled, state.trying = _typical(tried[state.method]), []
         state.recent.clear()
+
+
+def _drifted(recent: Sequence[float], before: float) -> bool:
+    """Whether three quarters of the steps, from the fastest to the slowest, are all slower than before, or all faster.
+
+    (Steps on a shared machine may differ by half, and what they are compared with is the middle one of three.)
+    """
+    few = len(recent) // 4
+    return recent[few] > before * (1 + DRIFT) or recent[-1 - few] < before * (1 - DRIFT)
 
 
 def _typical(tried: Sequence[float]) -> float:

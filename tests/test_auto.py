@@ -81,6 +81,14 @@ def test_one_slow_step_is_no_drift():
         assert run(auto, 8, us) == [COST] * 8
 
 
+def test_noise_is_no_drift():
+    """Steps that differ by half, as they do where MXNet's threads run beside Python: what was chosen stays."""
+    auto, rng, us = Auto(), random.Random(5), {DEPTH: 3.0, COST: 2.0, AGENDA: 3.0, GRAPH: 3.0}
+    run(auto, 25, us)
+    for _ in range(300):
+        assert run(auto, 1, {COST: rng.uniform(1.2, 2.8)}) == [COST]
+
+
 def test_models_are_told_apart():
     auto = Auto()
     run(auto, 25, {DEPTH: 3.0, COST: 2.0, AGENDA: 3.0, GRAPH: 3.0}, model="a")

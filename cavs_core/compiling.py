@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +30,12 @@ def compiled(function: _F) -> _F:
     return made
 
 
+@cache
+def _checksum(path: str) -> int:
+    """Of a file, which does not change while it is imported."""
+    return zlib.crc32(Path(path).read_bytes())
+
+
 def _stamp(names: dict[str, Any]) -> int:
     """A checksum of the numbers that a file knows, and of the compiled functions that it has from others; 0: none."""
     found = 0
@@ -39,7 +46,7 @@ def _stamp(names: dict[str, Any]) -> int:
         elif isinstance(value, (Dispatcher, _Intrinsic)):
             source = value.py_func if isinstance(value, Dispatcher) else value._defn
             if source.__globals__ is not names:
-                what = Path(source.__code__.co_filename).read_bytes() + source.__qualname__.encode()
+                what = f"{_checksum(source.__code__.co_filename)} {source.__qualname__}".encode()
         if what:
             found = zlib.crc32(name.encode() + what, found)
     return found

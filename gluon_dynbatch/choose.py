@@ -111,13 +111,14 @@ def _worth_trying(first: Method, others: Sequence[Method], budget_us: float, tab
     budget_us : what planning may take, a call
     """
     # (Without repeats samples read each other, and would be one structure.)
+    parts = [tables if method.drops_repeats else runs for method in (first, *others)]
     problems = {part: make_problem(part.classes, part.recording, scan(part.recording), place)
-                for part in dict.fromkeys((tables, runs))}
-    plan_launches(problems[tables], others[0])      # compiled and warm
-    limit = predicted_us(problems[tables], plan_launches(problems[tables], first))
+                for part in dict.fromkeys(parts)}
+    plan_launches(problems[parts[1]], others[0])    # compiled and warm
+    limit = predicted_us(problems[parts[0]], plan_launches(problems[parts[0]], first))
     found = []
-    for method in others:
-        problem, start = problems[tables if method.drops_repeats else runs], time.perf_counter()
+    for part, method in zip(parts[1:], others):
+        problem, start = problems[part], time.perf_counter()
         launch = plan_launches(problem, method)
         took_us = (time.perf_counter() - start) * 1e6
         total_us = predicted_us(problem, launch) + took_us

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from .analyzer import Recording, Scan, problem_of, scan
+from .analyzer import Recording, Scan, launches_by_depth, scan
 from .coarse import Coarse, coarsen, compositions_of, depends_on
 from .compositions import COMPOSED, is_by_rows
 from .joining import HABITS, Groups, find_groups
 from .last_used import LastUsed
 from .logs import Log
-from .policies import POLICIES
 from .repeats import find_repeats
 from .samples import Form, Forms, Parts, any_reads, forms_of, made_of, merge_forms, take_samples
 from .signature import CallClass, Signature, any_number_signature
@@ -172,9 +171,8 @@ def _fold(classes: Sequence[CallClass], r: Recording, viewed: Any) -> tuple[Any,
 
 def _groups(classes: Sequence[CallClass], r: Recording, s: Scan, teach: Any = None) -> Groups | None:
     """The launches that have the same members."""
-    launch = POLICIES["depth"].plan(problem_of(r, s, *np.zeros((2, len(r.classes)))))
     heavy = np.array([cls.signature.has_product for cls in classes], bool)
-    return find_groups(r, s, launch, _joinable(classes, r), heavy, _names(classes), HABITS, teach)
+    return find_groups(r, s, launches_by_depth(r, s), _joinable(classes, r), heavy, _names(classes), HABITS, teach)
 
 
 def _join(classes: Sequence[CallClass], r: Recording, s: Scan, viewed: Any, groups: Groups,

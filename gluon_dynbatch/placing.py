@@ -38,9 +38,8 @@ def place(calls, launch, depth, same, pending, leaves, num_buffers, columns, out
     position, arranged = _arrange(call_class, call_width, launch, depth, len(alias))
     by_class, class_offsets, _, _, launch_offsets, row_offsets, _, _ = arranged
     shared = same & ~pending & may_share
-    leaf_rows, leaf_counts = _place_leaves(call_class, operand_offsets, column_offsets, slots, operands, ~shared,
+    leaf_rows, buffer_rows = _place_leaves(call_class, operand_offsets, column_offsets, slots, operands, ~shared,
                                            leaf_buffers, leaf_widths, num_buffers)
-    buffer_rows = leaf_counts.copy()
     bases, chunks, chunk_offsets = _place_launches(alias, launch_offsets, row_offsets, output_offsets, output_widths,
                                                    output_buffers, buffer_rows)
     value_rows, value_buffers, operand_rows = _place_values(

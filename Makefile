@@ -14,7 +14,7 @@ COMPILED = gluon_dynbatch/_fastpath$$($(PY) -c 'import sysconfig; print(sysconfi
 
 SUPPORTED := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] < (3, 13))
 
-.PHONY: demo test test-matrix bench bench-quick bench-policies bench-repeats bench-schedule bench-overhead bench-scaling peers setup clean
+.PHONY: demo test test-matrix bench bench-quick bench-policies bench-mixtures bench-repeats bench-schedule bench-overhead bench-scaling peers setup clean
 
 demo: $(READY)
 	$(PY) examples/demo.py $(ARGS)
@@ -42,6 +42,9 @@ bench-scaling: $(READY)
 
 bench-policies: $(READY)
 	$(PY) benchmarks/bench_policies.py $(ARGS)
+
+bench-mixtures: $(READY)
+	$(PY) benchmarks/bench_mixtures.py $(ARGS)
 
 bench-repeats: $(READY)
 	$(PY) benchmarks/bench_repeats.py $(ARGS)

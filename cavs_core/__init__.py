@@ -10,6 +10,7 @@ from .backends.native_cpu.kernel_cache import cache_folder
 from .backends.native_cpu.prepare import are_ready, kernel_sources
 from .backends.native_cpu.row_sums import add_equal_rows
 from .backends.targets import WRITTEN, Target
+from .code_reads import CodeReads
 from .compiling import compiled
 from .errors import (
     ArityError,
@@ -27,7 +28,7 @@ from .executor import Run
 from .face import RunOutput, RunStats, run
 from .gradients import as_arrays_like, is_sparse, target_of, write_gradient
 from .graph import InputGraph
-from .hooks import Hooks
+from .hooks import CodeHook, Hooks, to_super_hook
 from .layout import (
     ClassLayout,
     Layout,
@@ -56,14 +57,14 @@ __all__ = [
     "Program", "ProgramError", "RunError", "RunOutput", "RunStats", "Spec", "TraceError", "UnsupportedOpError",
     "VertexFunction", "run", "trace",
     # for other faces
-    "Arg", "BACKENDS", "Builder", "CHILD", "ClassLayout", "ClassPlan", "Const", "Gather", "GatherAll", "Hooks",
-    "Layout", "LazyArray", "Leaf", "Listener", "MXNetBackend", "Param", "Place", "ROW", "Read", "RowIndex", "Run",
-    "SHARED", "Segments", "Shared", "TapeBridge", "Target", "UNTOUCHED", "VertexProgram", "WRITTEN", "add_equal_rows",
-    "address_of_data", "agrees", "are_ready", "array_at", "as_arrays_like", "become_array", "cache_folder",
-    "compiled", "copy_arrays", "flatten", "frames_of", "have_run", "inactive", "is_sparse", "kernel_sources",
-    "let_change", "listening", "lookup", "make_run", "map_nested", "need_gradient", "note_seconds", "no_messages",
-    "offsets_of", "on_tape", "one_row_program", "own_outputs", "plan_class", "plan_messages", "respecified", "roll",
-    "runs_in_the_end", "runs_natively", "supports", "target_of", "tell", "thread_state", "view_of_data",
-    "wrap_backward", "write_gradient",
+    "Arg", "BACKENDS", "Builder", "CHILD", "ClassLayout", "ClassPlan", "CodeHook", "CodeReads", "Const", "Gather",
+    "GatherAll", "Hooks", "Layout", "LazyArray", "Leaf", "Listener", "MXNetBackend", "Param", "Place", "ROW", "Read",
+    "RowIndex", "Run", "SHARED", "Segments", "Shared", "TapeBridge", "Target", "UNTOUCHED", "VertexProgram", "WRITTEN",
+    "add_equal_rows", "address_of_data", "agrees", "are_ready", "array_at", "as_arrays_like", "become_array",
+    "cache_folder", "compiled", "copy_arrays", "flatten", "frames_of", "have_run", "inactive", "is_sparse",
+    "kernel_sources", "let_change", "listening", "lookup", "make_run", "map_nested", "need_gradient", "note_seconds",
+    "no_messages", "offsets_of", "on_tape", "one_row_program", "own_outputs", "plan_class", "plan_messages",
+    "respecified", "roll", "runs_in_the_end", "runs_natively", "supports", "target_of", "tell", "thread_state",
+    "to_super_hook", "view_of_data", "wrap_backward", "write_gradient",
 ]
 __version__ = "0.1.0"

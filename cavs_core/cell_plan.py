@@ -188,6 +188,10 @@ class CellPlan:
                 check_arity(graph, at_least=needed if others else None, exact=None if others else needed,
                             among=vertices.of_vertex == c)
 
+    def is_current(self) -> bool:
+        """Whether the blocks still are what was traced."""
+        return all(traced.program.reads.are_current() for traced in self._traced)
+
     # ---- inside ------------------------------------------------------------------------------
 
     def _any_that_pushes(self) -> list[CellClass]:

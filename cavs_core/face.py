@@ -178,6 +178,9 @@ def _plan(cell: VertexFunction, parameters: Sequence[Any], graph: InputGraph, ar
     looks = tuple([(k, x.shape[1:], x.dtype) for k, x in sorted(arrays.items())])
     signature = (looks, recording, wanted_pulls, autograd.is_training())
     plan = cell._plans.get((signature, _looks(parameters)))
+    if plan is not None and not plan.is_current():      # a layer was replaced, an attribute was set
+        cell._plans.clear()
+        plan = None
     if plan is None:
         pulls = {k: Spec((1, *x.shape[1:]), _name_of(x.dtype)) for k, x in arrays.items()}
         # the states have the dtype of the parameters, else of the first floating input

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 
-__all__ = ["CodeHook", "Hooks", "to_list_hook", "to_method_hook"]
+__all__ = ["CodeHook", "Hooks", "to_list_hook", "to_method_hook", "to_super_hook"]
 
 
 class Hooks:
@@ -40,6 +40,15 @@ def to_method_hook(self, *args):
     return _dynbatch_hook(self, *args)      # noqa: F821 (it runs in the module of MXNet's own function)
 
 
+class _WithSuper:
+    def to_super_hook(self, *args):
+        __class__                           # noqa: B018, F821 (Python gives it to every method that names super)
+        return _dynbatch_hook(self, *args)  # noqa: F821
+
+
+to_super_hook = _WithSuper.to_super_hook
+
+
 def to_list_hook(*arrays, **attrs):
     return _dynbatch_hook(arrays, attrs)    # noqa: F821
 
@@ -53,7 +62,7 @@ class CodeHook:
     Parameters
     ----------
     owner, name : where the function is
-    way : a function whose code calls the hook, `_dynbatch_hook`
+    way : a function whose code calls the hook, `_dynbatch_hook`; `to_super_hook` for a method that names super
     make : makes the hook, of a function with the code that it had
     otherwise : what to do where the function is somebody else's, who may have made it of anything
     """
@@ -65,13 +74,14 @@ class CodeHook:
 
     def install(self):
         function = vars(self._owner)[self._name]
-        if type(function) is not types.FunctionType or function.__closure__ or (
-                function.__globals__ is not self._module):
+        if type(function) is not types.FunctionType or function.__globals__ is not self._module or (
+                len(function.__closure__ or ()) != len(self._way.co_freevars)):
             self._otherwise.install()
             return
         code = function.__code__
         if self._made[0] is not code:
-            self._made = code, self._make(types.FunctionType(code, self._module, self._name))
+            twin = types.FunctionType(code, self._module, self._name, None, function.__closure__)
+            self._made = code, self._make(twin)
         self._module[self._way.co_names[0]] = self._made[1]
         self._replaced = function, code
         function.__code__ = self._way

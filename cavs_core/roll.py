@@ -147,7 +147,7 @@ def roll(program: Program, elements: Sequence[Sequence[int]], num_args: int) -> 
         outputs = _outputs(numbers, program, len(elements), _places(elements, num_args))
     except _Unlike:
         return None
-    builder = Builder(Program(name=program.name))
+    builder = Builder(Program(name=program.name, reads=program.reads))
     made: dict[int, Any] = {}
     spread: dict[int, int] = {}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .code_reads import CodeReads
 from .errors import ProgramError, TraceError
 from .lazy import LazyArray, Listener, listening
 from .mxnet_compat import autograd, gluon, mx
@@ -51,6 +52,7 @@ class Tracer(Listener):
         self.builder = Builder(Program(name=name))
         self.context = ctx
         self.name = name
+        self.reads = CodeReads()
         self._outside: dict[int, tuple[Any, int]] = {}      # id of an array -> (the array, its value)
         self._views: set[int] = set()                       # values that share memory with another
         self._blocks: list[str] = []                        # the blocks whose code is running
@@ -103,7 +105,7 @@ class Tracer(Listener):
         """A hybridized child is traced through its own code, not through its cached graph."""
         if isinstance(block, gluon.SymbolBlock):
             raise TraceError(f"{self.name}: {_title(block)} is a SymbolBlock: a stored graph without code to trace.")
-        with inactive(block):
+        with self.reads.inside(block), inactive(block):
             return block.forward(*args)
 
     def on_operator(self, name, arrays, attrs, out, call):
@@ -180,7 +182,7 @@ class Tracer(Listener):
             self._see(root)
         try:
             # Recording, so that what is computed from outside arrays alone still tells that it needs a gradient.
-            with listening(self), autograd.record(train_mode=autograd.is_training()):
+            with listening(self), autograd.record(train_mode=autograd.is_training()), self.reads.noting():
                 yield
         finally:
             kept = [f"`{key}` of {_title(block)}" for block, before in self._seen.values()
@@ -197,7 +199,7 @@ class Tracer(Listener):
             if id(block) not in self._seen:
                 self._seen[id(block)] = (block, {k: (v, copy.copy(v) if isinstance(v, (list, dict)) else None)
                                                  for k, v in vars(block).items()})
-                todo.extend(block._children.values())
+                todo.extend(vars(block)["_children"].values())
 
 
 def trace(fn: Any, *args: Any, name: str | None = None) -> Program:
@@ -237,6 +239,7 @@ def trace(fn: Any, *args: Any, name: str | None = None) -> Program:
         raise TraceError(f"{name}: returned {out!r}; a traced function returns arrays, or lists of arrays.")
     program = tracer.builder.program
     program.outputs = [tracer.value_for(r, "return") for r in results]
+    program.reads = tracer.reads
     return program
 
 
@@ -260,11 +263,12 @@ def map_nested(fn: Any, nested: Any) -> Any:
 @contextlib.contextmanager
 def inactive(block: Any):
     """Run a hybridized block as if it were not."""
-    block._active = False
+    attributes = vars(block)            # (past MXNet, which takes an attribute for a change of the block)
+    attributes["_active"] = False
     try:
         yield
     finally:
-        block._active = True
+        attributes["_active"] = True
 
 
 def _title(block: Any) -> str:

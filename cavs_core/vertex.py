@@ -210,6 +210,7 @@ def trace_vertex(cell: VertexFunction, pulls: dict[str, Spec], dtype: str, ctx: 
     # its place, and it is copied to where theirs is.
     builder.program.outputs = place_outputs(builder, states, pushed, aliasing=not vertex.asked)
     builder.program.prune()
+    builder.program.reads = tracer.reads
     initial: list[Any] = [Param(p, p.name) for p in cell.initial_states]
     initial = initial or [Zeros()] * len(cell.state_shapes)
     return VertexProgram(builder.program, len(states), vertex.asked), initial

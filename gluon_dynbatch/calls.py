@@ -116,6 +116,7 @@ class Calls:
         self.owners: dict[int, Owner] = {}      # spec -> who owns the arrays
         self.short: dict[Any, tuple[Any, dict[Any, Entry], Any]] = {}        # see `ways`
         self.forms: dict[Any, dict[Any, Any]] = {}          # (state, vertex, form ..) -> the entries of its function
+        self.reads: set[tuple[int, str]] = set()            # attributes that the code of vertices reads: block, name
         self.log = bytearray()                  # see fastpath.py
         self.made: list[int] = []               # all tokens of results
         self.num_taken = 0                      # values of the calls that were flushed

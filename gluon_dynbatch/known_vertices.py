@@ -37,7 +37,7 @@ class KnownVertex(NamedTuple):
     is_final: bool
 
     def is_current(self) -> bool:
-        """Whether the parameters still are what was traced."""
+        """Whether the blocks and parameters still are what was traced."""
         return self.signature.is_current() and (self.runs is self.signature or self.runs.is_current())
 
 
@@ -53,7 +53,10 @@ def find_vertex(specs: tuple[Any, ...], kinds: list[str], identity: Any, part: A
     """
     known, key = _known_of(identity), ("call", id(part), training, *specs, *kinds)
     vertex = known.get(key)
-    if vertex is None or not vertex.is_current():
+    if vertex is not None and not vertex.is_current():
+        known.clear()                           # all that was traced of the block: lists of other lengths, too
+        vertex = None
+    if vertex is None:
         vertex = _look_at(known, specs, kinds, identity, part, fn, title, args, recording, training)
         if vertex.is_final:
             known[key] = vertex

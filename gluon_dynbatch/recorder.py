@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import LazyArray, Listener, ProgramError, TraceError, inactive, supports
+from cavs_core import CodeReads, LazyArray, Listener, ProgramError, TraceError, inactive, supports
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 from .calls import NO_ARRAY, BaseSparseNDArray, Calls, Entry, Owner, owner_of
@@ -236,6 +236,11 @@ class Recorder(Listener):
         elif calls.log and calls.reads_memory_of(target):
             calls.flush("an array was written that recorded calls read")
 
+    def before_change(self, block: Any, name: str, value: Any) -> None:
+        """Run the calls of a block whose code reads an attribute that is about to get another value."""
+        if (id(block), name) in self.calls.reads and CodeReads.is_change(block, name, value):
+            self.calls.flush("an attribute was set that the code of recorded calls reads")
+
     # ---- blocks ------------------------------------------------------------------------------
 
     def on_block(self, block, args, call):
@@ -322,6 +327,8 @@ class Recorder(Listener):
             if not p.parameter._differentiable and (    # running statistics
                     self.recording or id(p.parameter.data(signature.context)) in self._updated):
                 raise ProgramError(f"{p.name} is updated by backward passes")
+        if signature.reads is not None:
+            calls.reads.update(signature.reads.names())
         key = (vertex.runs, self.recording, *vertex.kinds)
         entry = calls.by_key.get(key)           # (calls with lists of all lengths have one)
         if entry is None:

@@ -7,7 +7,7 @@ import gc
 import threading
 from typing import Any
 
-from cavs_core import Hooks, listening, thread_state, wrap_backward
+from cavs_core import CodeHook, Hooks, listening, thread_state, to_super_hook, wrap_backward
 from cavs_core.mxnet_compat import autograd, mx
 
 from .config import Config
@@ -116,7 +116,8 @@ def _watching(recorder: Recorder):
     global _watchers
     with _watch_lock:
         if _watchers == 0:
-            _hooks.install()
+            for hooks in _all_hooks:
+                hooks.install()
         _watchers += 1
     recorder.switch("recording", autograd.is_recording())
     recorder.switch("training", autograd.is_training())
@@ -126,7 +127,8 @@ def _watching(recorder: Recorder):
         with _watch_lock:
             _watchers -= 1
             if _watchers == 0:
-                _hooks.remove()
+                for hooks in _all_hooks:
+                    hooks.remove()
 
 
 def _setter(what: str) -> Any:
@@ -164,6 +166,14 @@ def _replacing(original: Any) -> Any:
     return replace_arrays
 
 
+def _setting(original: Any) -> Any:
+    def set_attribute(self, name, value):
+        if _local.scope is not None and thread_state.listener is _local.scope.recorder:
+            _local.scope.recorder.before_change(self, name, value)
+        return original(self, name, value)
+    return set_attribute
+
+
 def _attaching(original: Any) -> Any:
     def attach_grad(self, *args, **kwargs):
         if _local.scope is None:
@@ -174,9 +184,11 @@ def _attaching(original: Any) -> Any:
     return attach_grad
 
 
-_hooks = Hooks((mx.nd.NDArray, "attach_grad", _attaching),
-               *[(mx.gluon.Parameter, name, _replacing) for name in ("initialize", "_init_impl", "cast")],
-               (autograd, "set_recording", _setter("recording")),
-               (autograd, "set_training", _setter("training")),
-               (mx.nd.NDArray, "_sync_copyfrom", _copying),
-               *[(mx.kvstore.KVStore, name, _storing) for name in ("pull", "pushpull", "row_sparse_pull", "broadcast")])
+_all_hooks = (
+    CodeHook(mx.gluon.Block, "__setattr__", to_super_hook, _setting, Hooks((mx.gluon.Block, "__setattr__", _setting))),
+    Hooks((mx.nd.NDArray, "attach_grad", _attaching),
+          *[(mx.gluon.Parameter, name, _replacing) for name in ("initialize", "_init_impl", "cast")],
+          (autograd, "set_recording", _setter("recording")),
+          (autograd, "set_training", _setter("training")),
+          (mx.nd.NDArray, "_sync_copyfrom", _copying),
+          *[(mx.kvstore.KVStore, name, _storing) for name in ("pull", "pushpull", "row_sparse_pull", "broadcast")]))

@@ -73,6 +73,7 @@ class Signature:
         builder = Builder(program)
         program.outputs = own_outputs(builder, values)
         program.prune()
+        self.reads = program.reads
         self.title, self.number = title, next(self._numbers)
         self.vertex = VertexProgram(program, len(values))
         self.operand_specs = tuple(operand_specs)
@@ -95,7 +96,10 @@ class Signature:
         self._current: list[Any] = []           # what the parameters were when they last were what was traced
 
     def is_current(self) -> bool:
-        """Whether the parameters still are what was traced: a cast or a new shape asks for another trace."""
+        """Whether the blocks and parameters still are what was traced: a cast, a new shape, another layer or attribute
+        asks for another trace."""
+        if self.reads is not None and not self.reads.are_current():
+            return False
         now = [(p.parameter.dtype, p.parameter._shape) for p in self.params]
         if now != self._current:                # (specs are compared by names, which take numpy long to make)
             specs = {source: self.vertex.program.specs[v] for v, source in self.vertex.program.inputs.items()}

@@ -18,7 +18,7 @@ from .graph_run import lay_out
 from .mxnet_compat import autograd, mx
 from .program import Pull, Spec, Zeros
 from .recorded_run import RecordedRun
-from .tape import needs_gradient
+from .tape_state import needs_gradient, off_tape
 from .vertex import VertexFunction
 
 __all__ = ["run", "RunOutput", "RunStats"]
@@ -143,15 +143,15 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
         return RunOutput(nothing, graph, rows.pushing, stats, False)
     start = time.perf_counter()
     native, stats.fallback = runs_natively(layout, plans, ctx, backend)
-    bound = _bind(classes, arrays, ctx, native)
-    initial = plan.initial if plan.allow_missing and rows.reads_initial else []
-    fills = [(k, 0, None if isinstance(s, Zeros) else bound[s].expand_dims(0)) for k, s in enumerate(initial)]
-    execution = make_run(native, layout, plans, ctx, bound, fills)
-    inside, recording = execution.estimate(), plan.recording
-    stats.estimate = lambda: inside() + rows.outside_bytes(specs, recording)
-    shapes = [(len(rows.pushing), *shape) for shape in classes.pushed_shapes]
-    wanted = classes.wanted if recording else []
-    with autograd.pause(train_mode=autograd.is_training()):
+    with off_tape():
+        bound = _bind(classes, arrays, ctx, native)
+        initial = plan.initial if plan.allow_missing and rows.reads_initial else []
+        fills = [(k, 0, None if isinstance(s, Zeros) else bound[s].expand_dims(0)) for k, s in enumerate(initial)]
+        execution = make_run(native, layout, plans, ctx, bound, fills)
+        inside, recording = execution.estimate(), plan.recording
+        stats.estimate = lambda: inside() + rows.outside_bytes(specs, recording)
+        shapes = [(len(rows.pushing), *shape) for shape in classes.pushed_shapes]
+        wanted = classes.wanted if recording else []
         execution.forward()
         if wanted:
             owner = RecordedRun(execution, rows, wanted, initial, arrays,

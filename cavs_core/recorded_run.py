@@ -20,9 +20,10 @@ from .gradients import is_sparse, target_of, write_gradient
 from .graph_run import GraphRows
 from .layout import RowIndex
 from .lazy import LazyArray, become_array
-from .mxnet_compat import autograd, mx
+from .mxnet_compat import mx
 from .program import Param, Pull
 from .tape import TapeBridge, wrap_backward
+from .tape_state import off_tape
 
 __all__ = ["RecordedRun"]
 
@@ -84,7 +85,8 @@ class RecordedRun:
             if type(array) is not LazyArray:                    # another thread was first
                 return array.handle
             if self._taped is None:
-                self._taped = self._put_on_tape()
+                with off_tape():
+                    self._taped = self._put_on_tape()
             return become_array(array, self._taped[array.token])
 
     def numpy_of(self, array: LazyArray) -> Any:
@@ -93,7 +95,8 @@ class RecordedRun:
                 return None
             if self._values is not None:
                 return self._values[array.token].copy()
-            return self._numpy(array.token)
+            with off_tape():
+                return self._numpy(array.token)
 
     # ---- backward ----------------------------------------------------------------------------
 
@@ -106,15 +109,16 @@ class RecordedRun:
         for x, grad in zip(heads, head_grads):
             grads[x.token] += 1 if grad is None else grad.asnumpy().reshape(grads[x.token].shape)
         mx.nd.waitall()                         # nobody may still be reading what is written now
-        targets = {s: target_of(self._bound[s], s.parameter) for s in self._dense}
-        made = self._gradients(grads, targets)
-        for source in (*self._dense, *self._sparse):
-            data, grad = self._bound[source], made.get(source)
-            if grad is not WRITTEN:
-                write_gradient(data, source.parameter, grad, add=False)
-            data._fresh_grad = True
-        if not retain_graph:
-            self._release()
+        with off_tape():
+            targets = {s: target_of(self._bound[s], s.parameter) for s in self._dense}
+            made = self._gradients(grads, targets)
+            for source in (*self._dense, *self._sparse):
+                data, grad = self._bound[source], made.get(source)
+                if grad is not WRITTEN:
+                    write_gradient(data, source.parameter, grad, add=False)
+                data._fresh_grad = True
+            if not retain_graph:
+                self._release()
         return True
 
     def _gradients(self, output_grads: Sequence[Any], targets: dict[Any, Target]) -> dict[Any, Any]:
@@ -155,8 +159,7 @@ class RecordedRun:
     def _taken(self, token: int) -> Any:
         """A pushed value as a new array."""
         buffer, index = self._rows.pushed[token]
-        with autograd.pause():
-            return self._run.take(buffer, index).reshape(self._specs[token][0])
+        return self._run.take(buffer, index).reshape(self._specs[token][0])
 
     def _put_on_tape(self) -> list[Any]:
         if self._values is not None:            # a pass has freed the run

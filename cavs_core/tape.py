@@ -19,14 +19,15 @@ from typing import Any
 import numpy as np
 
 from .array_memory import address_of_data, view_of_data
-from .backends.native_cpu.intrinsics import words_at
+from .backends.mxnet_ops import MXNetBackend
 from .backends.targets import WRITTEN, Target
-from .compiling import compiled
+from .errors import RunError
 from .gradients import write_gradient
 from .lazy import LazyArray
 from .mxnet_compat import MXNetError, autograd, mx
+from .tape_state import needs_gradient, node_of, off_tape
 
-__all__ = ["TapeBridge", "UNTOUCHED", "need_gradient", "needs_gradient", "on_tape", "wrap_backward"]
+__all__ = ["TapeBridge", "UNTOUCHED", "wrap_backward"]
 
 UNTOUCHED = object()
 
@@ -50,7 +51,8 @@ class TapeBridge:
     Parameters
     ----------
     inputs : NDArrays that may need a gradient
-    outputs : NDArrays that the run made
+    outputs : a list of NDArrays that the run made; what the user gets takes their places (a node that held it would
+        never die)
     backward : callable
         (output gradients, targets, begun) -> gradients. `targets[i]` is the Target that takes the gradient of input i,
         None if that is not asked for; `begun[k]` is False where the pass is known not to begin at output k. A gradient
@@ -64,7 +66,7 @@ class TapeBridge:
         `write_gradient` takes them, are written when the pass is over: another node may bring more of them.
     """
 
-    def __init__(self, inputs: Sequence[Any], outputs: Sequence[Any],
+    def __init__(self, inputs: Sequence[Any], outputs: list[Any],
                  backward: Callable[[list[Any], list[Target | None], list[bool]], Sequence[Any]],
                  release: Callable[[], None], past_tape: Sequence[tuple[Any, Any]] = ()):
         wrap_backward()
@@ -74,7 +76,6 @@ class TapeBridge:
         self.expected = False                   # whether somebody waits for the pass, and writes them
         self._error: BaseException | None = None
         self._inputs = list(inputs)
-        self._outputs = {x.handle.value: k for k, x in enumerate(outputs)}
         self._begun = [True] * len(outputs)
         self._memory: list[int] = []            # of the inputs' own gradients, in a pass that may leave some untouched
         self._thread = threading.get_ident()
@@ -86,20 +87,18 @@ class TapeBridge:
             2, ctypes.cast(functions, ctypes.POINTER(ctypes.CFUNCTYPE(ctypes.c_int))),
             ctypes.cast(contexts, ctypes.POINTER(ctypes.c_void_p)))
         self._held = (functions, contexts)
-        with _lock:
-            _nodes[id(self)] = self
         recording = autograd.set_recording(True)        # a run may be put on the tape after record() was left
         try:
             check_call(_LIB.MXCustomFunctionRecord(
                 ctypes.c_int(len(inputs)), mx.base.c_handle_array(inputs),
                 ctypes.c_int(len(outputs)), mx.base.c_handle_array(outputs), ctypes.byref(self._list)))
-        except BaseException:
-            with _lock:
-                del _nodes[id(self)]
-            raise
+            self._node = node_of(outputs[0]) if outputs else None
+            held = [_take_any_gradient(outputs, k) for k in range(len(outputs))]
         finally:
             autograd.set_recording(recording)
-        self._node = _node_of(outputs[0]) if outputs else None
+        self._outputs = {x.handle.value: memory for x, memory in zip(outputs, held)}
+        with _lock:
+            _nodes[id(self)] = self     # last: another thread may ask it at once
 
     def begins_at(self, heads: Sequence[Any]) -> list[bool] | None:
         """Which outputs a pass begins at, if it begins nowhere else; None if that is not known.
@@ -107,9 +106,15 @@ class TapeBridge:
         An output that has died leaves its handle to another array, so that a handle alone does not tell whose it is.
         """
         begun = {x.handle.value for x in heads}
-        if not begun <= self._outputs.keys() or any(_node_of(x) != self._node for x in heads):
+        if not begun <= self._outputs.keys() or not all(self._made(x, self._outputs[x.handle.value]) for x in heads):
             return None
         return [handle in begun for handle in self._outputs]
+
+    def _made(self, array: Any, memory: Any) -> bool:
+        """Whether an array is the output that has its handle: by its node, or by its memory, which is held."""
+        if memory is None:
+            return node_of(array) == self._node
+        return address_of_data(array) == address_of_data(memory)
 
     def expect(self, begins: list[bool] | None) -> None:
         """A pass is about to begin, at these outputs or nobody knows where."""
@@ -121,30 +126,8 @@ class TapeBridge:
 
     def _on_backward(self, num_ograds, num_igrads, pointers, reqs, is_train, _):
         try:
-            # these handles are ours to free, which the NDArrays do
-            arrays = [NDArray(ctypes.cast(pointers[i], NDArrayHandle)) for i in range(num_ograds + num_igrads)]
-            reqs = [reqs[i] for i in range(num_igrads)]
-            targets = [None if req == _NULL else Target(x, req == _ADD) for x, req in zip(arrays[num_ograds:], reqs)]
-            grads = self._backward(arrays[:num_ograds], targets, self._begun)
-            self.brought = list(grads[num_igrads:])
-            if not self.expected:
-                _write_past_tape([self], {}, in_use=True)
-            for k, (target, grad, req) in enumerate(zip(arrays[num_ograds:], grads, reqs)):
-                if grad is WRITTEN:
-                    continue
-                if grad is UNTOUCHED:
-                    if req == _ADD or address_of_data(target) == self._memory[k]:
-                        continue
-                    grad = None                 # a temporary, which MXNet adds up with others
-                if req == _NULL or (req == _ADD and grad is None):
-                    continue
-                if isinstance(grad, np.ndarray):
-                    memory = view_of_data(target)       # ours to write while the callback runs
-                    memory[...] = memory + grad.reshape(memory.shape) if req == _ADD else grad.reshape(memory.shape)
-                elif req == _ADD:
-                    target += grad.reshape(target.shape)
-                else:
-                    target[:] = 0 if grad is None else grad.reshape(target.shape)
+            with off_tape():
+                self._write_gradients(num_ograds, num_igrads, pointers, reqs)
             return 1
         except BaseException as error:      # no exception may leave a C callback: the waiting caller raises it again
             self._error = error
@@ -153,10 +136,50 @@ class TapeBridge:
             with _lock:
                 _called.append(self)
 
+    def _write_gradients(self, num_ograds, num_igrads, pointers, reqs):
+        # these handles are ours to free, which the NDArrays do
+        arrays = [NDArray(ctypes.cast(pointers[i], NDArrayHandle)) for i in range(num_ograds + num_igrads)]
+        reqs = [reqs[i] for i in range(num_igrads)]
+        targets = [None if req == _NULL else Target(x, req == _ADD) for x, req in zip(arrays[num_ograds:], reqs)]
+        grads = self._backward(arrays[:num_ograds], targets, self._begun)
+        self.brought = list(grads[num_igrads:])
+        if not self.expected:
+            _write_past_tape([self], {}, in_use=True)
+        for k, (target, grad, req) in enumerate(zip(arrays[num_ograds:], grads, reqs)):
+            if grad is WRITTEN:
+                continue
+            if grad is UNTOUCHED:
+                if req == _ADD or address_of_data(target) == self._memory[k]:
+                    continue
+                grad = None                 # a temporary, which MXNet adds up with others
+            if req == _NULL or (req == _ADD and grad is None):
+                continue
+            if isinstance(grad, np.ndarray):
+                memory = view_of_data(target)       # ours to write while the callback runs
+                memory[...] = memory + grad.reshape(memory.shape) if req == _ADD else grad.reshape(memory.shape)
+            elif req == _ADD:
+                target += grad.reshape(target.shape)
+            else:
+                target[:] = 0 if grad is None else grad.reshape(target.shape)
+
     def _on_delete(self, _):
         with _lock:
             _nodes.pop(id(self), None)
         return 1
+
+
+def _take_any_gradient(outputs: list[Any], k: int) -> Any:
+    """Let gradients of any storage type come to an output; an array that holds its memory, if that takes another one.
+
+    A node takes dense gradients alone. Where an operator may bring a sparse one, a reshape that changes nothing stands
+    between: MXNet makes a dense gradient for it.
+    """
+    shape = outputs[k].shape
+    if len(shape) < 2:
+        return None
+    memory = outputs[k].detach()
+    outputs[k] = MXNetBackend.reshape(outputs[k], shape)
+    return memory
 
 
 def _before_fork() -> None:
@@ -194,8 +217,10 @@ def wrap_backward() -> None:
     @functools.wraps(_originals["grad"])
     def grad(heads, variables, head_grads=None, retain_graph=None, create_graph=False, train_mode=True):
         retain_graph = create_graph if retain_graph is None else retain_graph
-        return _waited(lambda keep: _originals["grad"](heads, variables, head_grads, keep, create_graph, train_mode),
-                       heads, retain_graph, only_named=True)
+        called: list[TapeBridge] = []
+        grads = _waited(lambda keep: _originals["grad"](heads, variables, head_grads, keep, create_graph, train_mode),
+                        heads, retain_graph, only_named=True, called=called)
+        return _without_second_order(grads, called, variables, head_grads) if create_graph and called else grads
 
     @functools.wraps(_originals["method"])
     def method(self, out_grad=None, retain_graph=False, train_mode=True):
@@ -209,7 +234,8 @@ def _begun_by_owner(heads: Any, head_grads: Any, retain_graph: bool, train_mode:
     """Let the owner of lazy heads run the pass by itself, if they are all its own; whether it did.
 
     The owner's `backward(heads, head_grads, retain_graph, over_tape)` may decline. It calls `over_tape(arrays,
-    gradients, retain_graph)` to go on below arrays that are on the tape.
+    gradients, retain_graph, may_end)` to go on below arrays that are on the tape; `may_end` allows that nothing below
+    them asks for a gradient.
     """
     heads = list(heads) if isinstance(heads, (list, tuple)) else [heads]
     if not heads or not all([type(x) is LazyArray for x in heads]):
@@ -219,29 +245,55 @@ def _begun_by_owner(heads: Any, head_grads: Any, retain_graph: bool, train_mode:
     if len(head_grads) != len(heads):
         return False                    # MXNet says what is wrong
 
-    def over_tape(arrays: list[Any], grads: list[Any], retain_graph: bool) -> None:
+    def over_tape(arrays: list[Any], grads: list[Any], retain_graph: bool, may_end: bool) -> None:
         try:
             _waited(lambda keep: _originals["backward"](arrays, grads, keep, train_mode), arrays, retain_graph)
         except MXNetError as error:
-            if "no inputs in computation graph that require gradients" not in str(error):
+            if not may_end or "no inputs in computation graph that require gradients" not in str(error):
                 raise                   # (then all of it was made of data)
 
     begin = getattr(heads[0].owner, "backward", None)       # an owner without values has none
     return begin is not None and begin(heads, head_grads, retain_graph, over_tape)
 
 
-def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool, only_named: bool = False) -> Any:
+def _without_second_order(grads: list[Any], called: list[TapeBridge], *depends: Any) -> list[Any]:
+    """Gradients that came through nodes of ours, for whoever goes on with them: a pass that comes to them fails.
+
+    MXNet does not know what such gradients depend on (the inputs of the nodes, and what else the caller has named). On
+    its own tape they would be constants, and a pass that goes on behind them would be silently wrong.
+    """
+    def refuse(*_: Any) -> Any:
+        raise RunError(
+            "a gradient of a gradient (autograd.grad with create_graph=True) is asked for through a gdb.batching() "
+            "scope or a cavs_core.run, which have first order gradients only. Compute what it goes through outside of "
+            "the scope, or by a plain loop over the vertices.")
+
+    inputs = [x for node in called for x in node._inputs]
+    for arrays in depends:
+        inputs += arrays if isinstance(arrays, (list, tuple)) else [arrays]
+    inputs = [x for x in inputs if x is not None and needs_gradient(x)]
+    with off_tape():
+        made = [grad.detach() for grad in grads]
+    TapeBridge(inputs, made, refuse, lambda: None)
+    return made
+
+
+def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool, only_named: bool = False,
+            called: list[TapeBridge] | None = None) -> Any:
     """Run a backward pass and, while nodes of ours are alive, wait for their callbacks and raise their errors.
 
     `call(retain_graph)` is MXNet's own function. It would end a node after one pass, but the outputs of one node may be
     the losses of many samples, each with a pass of its own. So MXNet keeps the graph of such a node, and the memory of
     the run is freed when a pass began at all its outputs, or when they die. With `only_named` no gradient is written
-    but those that the caller has named.
+    but those that the caller has named. `called` takes the nodes of ours that the pass came through.
     """
+    heads = list(heads) if isinstance(heads, (list, tuple)) else [heads]
+    for x in heads:
+        if type(x) is LazyArray:
+            x.wait_to_read()            # which puts it on the tape: a node that is there must be waited for
     if not _nodes or isinstance(threading.current_thread(), threading._DummyThread):
         # Nothing of ours; or a pass inside somebody's callback on an engine thread, where waiting would never end.
         return call(retain_graph)
-    heads = heads if isinstance(heads, (list, tuple)) else [heads]
     with _lock:
         nodes = list(_nodes.values())
     keep, complete = retain_graph, set()
@@ -271,10 +323,13 @@ def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool, only_na
             ours = [n for n in _called if n._thread == me or n._thread not in _passes]
             _called[:] = [n for n in _called if n not in ours]
     errors = [n._error for n in ours if n._error is not None]
+    if called is not None:
+        called += ours
     if only_named:
         for node in ours:
             node.brought = []
-    _write_past_tape(ours, fresh)
+    with off_tape():
+        _write_past_tape(ours, fresh)
     for node in ours:
         node._error = None
         if not retain_graph and (len(node._outputs) == 1 or id(node) in complete):
@@ -305,77 +360,3 @@ def _write_past_tape(nodes: Sequence[TapeBridge], before: dict[int, tuple[Any, b
         node.brought, node.expected = [], False
     for data, fresh in before.values():
         data._fresh_grad = data._fresh_grad or fresh
-
-
-# ---- what is on the tape ---------------------------------------------------------------------
-
-def on_tape(array: Any) -> bool:
-    """Whether an array was computed on the tape, or is a marked variable."""
-    handle = ctypes.c_void_p()
-    if _LIB.MXAutogradGetSymbol(array.handle, ctypes.byref(handle)) != 0:
-        return False
-    check_call(_LIB.MXSymbolFree(handle))
-    return True
-
-
-def needs_gradient(array: Any) -> bool:
-    """Whether a gradient may flow into an array: a marked variable, or a result on the tape."""
-    offset = _entry_offset()
-    if offset is None:
-        return array.grad is not None or on_tape(array)
-    return ctypes.c_void_p.from_address(array.handle.value + offset).value is not None
-
-
-def need_gradient(values: Sequence[Any]) -> np.ndarray:
-    """`needs_gradient` of many arrays, as a bool array; of what is no NDArray it is False."""
-    offset = _entry_offset()
-    if offset is None:
-        return np.array([isinstance(x, NDArray) and needs_gradient(x) for x in values], bool)
-    handles = [x.handle.value if isinstance(x, NDArray) else 0 for x in values]
-    return _are_set(np.array(handles, np.int64), offset)
-
-
-@compiled
-def _are_set(handles, offset):  # type: ignore[no-untyped-def]
-    """Whether there is a pointer at an offset, for each array; False where there is no array."""
-    found = np.zeros(len(handles), np.bool_)
-    for k in range(len(handles)):
-        if handles[k]:
-            found[k] = words_at(handles[k] + offset)[0] != 0
-    return found
-
-
-def _node_of(array: Any) -> Any:
-    """What names the node on the tape that made an array, for as long as the node lives; None if that is not known."""
-    offset = _entry_offset()
-    return None if offset is None else _word(array, offset)
-
-
-@functools.lru_cache(maxsize=1)
-def _entry_offset() -> int | None:
-    """Where an NDArray keeps the pointer to its node on the tape.
-
-    MXNet has no function that answers quickly for an array that is not on the tape: MXAutogradGetSymbol throws, which
-    costs 9 microseconds for every leaf of a flush. The pointer is found by looking at arrays of both kinds; where it is
-    not found beyond doubt, None, and the slow question is asked.
-    """
-    plain, taped = [], []
-    for shape in ((1,), (3, 4), (2, 3, 4, 5, 6, 7)):
-        for dtype in ("float32", "float64"):
-            variable = mx.nd.ones(shape, dtype=dtype)
-            variable.attach_grad()
-            with autograd.record():
-                result = variable * 2
-            taped += [variable, result, result.reshape((-1,))]
-            plain += [mx.nd.ones(shape, dtype=dtype), result.detach(), mx.nd.ones(shape, dtype=dtype) * 2,
-                      mx.nd.empty(shape, dtype=dtype)[0:1]]
-    if any(on_tape(x) for x in plain) or not all(on_tape(x) for x in taped[::3] + taped[1::3]):
-        return None
-    fitting = [offset for offset in range(0, 160, 8)
-               if all(_word(x, offset) is None for x in plain) and all(_word(x, offset) is not None for x in taped[::3])
-               and all(_word(x, offset) is not None for x in taped[1::3])]
-    return fitting[0] if fitting else None
-
-
-def _word(array: Any, offset: int) -> int | None:
-    return ctypes.c_void_p.from_address(array.handle.value + offset).value

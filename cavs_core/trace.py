@@ -15,7 +15,7 @@ from .lazy import LazyArray, Listener, listening
 from .mxnet_compat import autograd, gluon, mx
 from .ops import TABLE, Builder
 from .program import ROW, SHARED, Arg, Const, Param, Program, Spec
-from .tape import needs_gradient
+from .tape_state import needs_gradient
 
 __all__ = ["Tracer", "ChildArray", "flatten", "inactive", "map_nested", "trace"]
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from cavs_core import LazyArray, listening, thread_state
+from cavs_core import LazyArray, listening, off_tape, thread_state
 from cavs_core.mxnet_compat import mx
 
 from .errors import DiscardedError
@@ -169,7 +169,7 @@ class Calls:
             return False
         self.flush("backward was called")
         assert self.flushed is not None
-        with self.lock, listening(None):
+        with self.lock, off_tape():
             values = self.flushed.numbers([x.token for x in heads])
             grads = [None if g is None else g.asnumpy() for g in head_grads]
             return self.flushed.backward(values, grads, retain_graph, over_tape)
@@ -183,7 +183,7 @@ class Calls:
                 self.sealed = True
                 self.watchers.append("a flush")
                 try:
-                    with listening(None):       # what the engine runs is nobody's call
+                    with off_tape():
                         self.flushed = run_calls(self, reason)
                 except BaseException as error:
                     self.failure = error

@@ -151,7 +151,7 @@ class Flushed:
     # ---- backward ----------------------------------------------------------------------------
 
     def backward(self, values: Any, head_grads: Sequence[Any], retain_graph: bool,
-                 over_tape: Callable[[list[Any], list[Any], bool], None]) -> bool:
+                 over_tape: Callable[[list[Any], list[Any], bool, bool], None]) -> bool:
         """A pass that begins at results of this flush alone; False if it must go over the tape.
 
         Parameters
@@ -159,7 +159,8 @@ class Flushed:
         values : int64 array
         head_grads : a numpy array for each, or None for ones
         retain_graph : whether another pass may follow
-        over_tape : called with arrays that are on the tape, their gradients, and whether the tape must stay
+        over_tape : called with arrays that are on the tape, their gradients, whether the tape must stay, and whether
+            the pass may end there
         """
         if not self.s.active[self.s.maker[values]].all():
             return False
@@ -178,7 +179,7 @@ class Flushed:
             for data, _ in variables.values():
                 data._fresh_grad = False        # to see which ones the pass over the tape reaches
             arrays = [self.leaves.data[k] for k in leaves]
-            over_tape(arrays, as_arrays_like([grads[k] for k in leaves], arrays), not last)
+            over_tape(arrays, as_arrays_like([grads[k] for k in leaves], arrays), not last, bool(variables))
             mx.nd.waitall()                     # nobody may still be using what is written now
         written = set()
         for name, (data, parameter) in variables.items():

@@ -19,7 +19,7 @@ from cavs_core import (
     runs_natively,
     view_of_data,
 )
-from cavs_core.mxnet_compat import autograd, mx
+from cavs_core.mxnet_compat import mx
 
 from .check import check_calls
 from .choose import choose_method, without_repeats
@@ -71,19 +71,18 @@ def run_calls(calls: Any, reason: str) -> Flushed:
     forward_ms, backward_ms = planned.predicted[device]
     ready = are_ready(plans, layout) if native else have_run(plans, layout)
     sample.counts = ready and (place == later or bool(fallback))        # else MXNet runs it until it is compiled
-    with autograd.pause(train_mode=autograd.is_training()):
-        arrays = _bind(plans, planned.names, leaves, context)
-        stacking = time.perf_counter()
-        fills = _fills(leaves, planned.fills, tables.buffers, native)
-        stats.leaves_ms += (time.perf_counter() - stacking) * 1e3
-        run = make_run(native, layout, plans, context, arrays, fills)
-        # (Not the tables, which would be a ring.)
-        of_run, extra = run.estimate(), recorded_bytes(len(log.words), log.known.num_values) + tables.num_bytes
-        extra += runs.num_bytes if runs is not tables else 0
-        stats.estimates.append(lambda: of_run() + extra + planned.num_bytes)
-        sample.calls, checked = log.known.num_calls, (log.recorded(), log.entries) if scope.config.check else ()
-        del log                                 # a long one takes as much memory as its tables
-        run.forward()
+    arrays = _bind(plans, planned.names, leaves, context)
+    stacking = time.perf_counter()
+    fills = _fills(leaves, planned.fills, tables.buffers, native)
+    stats.leaves_ms += (time.perf_counter() - stacking) * 1e3
+    run = make_run(native, layout, plans, context, arrays, fills)
+    # (Not the tables, which would be a ring.)
+    of_run, extra = run.estimate(), recorded_bytes(len(log.words), log.known.num_values) + tables.num_bytes
+    extra += runs.num_bytes if runs is not tables else 0
+    stats.estimates.append(lambda: of_run() + extra + planned.num_bytes)
+    sample.calls, checked = log.known.num_calls, (log.recorded(), log.entries) if scope.config.check else ()
+    del log                                 # a long one takes as much memory as its tables
+    run.forward()
     finished = time.perf_counter()
     note_seconds(plans, finished - analyzed)
 

@@ -6,8 +6,10 @@ from cavs_core.autodiff import differentiate
 from cavs_core.backends.mxnet_ops import MXNetBackend
 from cavs_core.backends.numpy_ref import NumpyBackend
 from cavs_core.mxnet_compat import autograd, mx
+from cavs_core.ops import TABLE
 from cavs_core.partition import make_steps
 from cavs_core.program import ROW, SHARED, OutputGrad, Spec
+from cavs_core.rows import lower
 from cavs_core.trace import trace
 
 ROWS = 3
@@ -106,8 +108,26 @@ def _loop(fn, args, shared, fixed, grad, train_mode):
             [np.sum(g, axis=0) if i in shared else np.array(g) for i, g in enumerate(grads)])
 
 
+_asked = {}         # op -> what was made of its body
+
+
+def _assert_compiles_in_front_of_any(step, specs):
+    """A region compiles whatever reads an op in it: MXNet makes a gradient graph too, which a body without a gradient
+    must not be part of."""
+    low = lower(step.instrs, specs, step.inputs, step.outputs)
+    for instr in low.instrs:
+        if instr.op not in _asked:
+            operands = [mx.sym.var(f"x{k}") for k in range(len(instr.inputs))]
+            made = TABLE[instr.op].mxnet(mx.sym, instr.attrs, *operands)
+            readers = [mx.sym._internal._backward_gather_nd(made[k], mx.sym.var("rows"), shape=(2,))
+                       for k in range(len(instr.outputs))]       # its gradient is no zero, even of a zero
+            _asked[instr.op] = mx.nd.CachedOp(mx.sym.Group([mx.sym.BlockGrad(x) for x in readers]))
+
+
 def _run(backend, instrs, specs, values, kept):
     for step in make_steps(instrs, kept):
+        if isinstance(backend, MXNetBackend) and not step.segmented:
+            _assert_compiles_in_front_of_any(step, specs)
         operands = [values[v] for v in step.inputs]
         if step.segmented:
             assert step.instrs[0].op == "stack_rows", step.instrs[0]

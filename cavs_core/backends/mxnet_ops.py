@@ -130,7 +130,8 @@ class MXNetBackend:
             made = TABLE[instr.op].mxnet(sym, instr.attrs, *[symbols[a] for a in instr.inputs])
             for k, a in enumerate(instr.outputs):
                 symbols[a] = made[k]
-        # Blocked outputs: CachedOp would else build a gradient graph, which some of our ops do not have.
+        # Blocked outputs: CachedOp makes a gradient graph too, and all its gradients are zeros then. (MXNet loses sight
+        # of the zeros behind some operators, so the body of an op without a gradient in MXNet blocks its own result.)
         graph = sym.Group([sym.BlockGrad(symbols[a]) for a in low.outputs])
         cached = nd.CachedOp(graph)
         arrays = {name: k for k, name in enumerate(names.values())}

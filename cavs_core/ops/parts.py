@@ -177,7 +177,7 @@ class SliceAssign(Slice):
         return out
 
     def mxnet(self, F, a, x, y):
-        return F._internal._slice_assign(x, y, **a)
+        return F.BlockGrad(F._internal._slice_assign(x, y, **a))       # MXNet has no gradient of it
 
 
 class SliceAssignScalar(Composite):

@@ -114,7 +114,7 @@ class _Digamma(Unary):
     """MXNet has it only as the gradient of gammaln."""
 
     def mxnet(self, F, a, x):
-        return F._internal._backward_gammaln(F.ones_like(x), x)
+        return F.BlockGrad(F._internal._backward_gammaln(F.ones_like(x), x))    # MXNet has no gradient of it
 
 
 class _Softrelu(Unary):

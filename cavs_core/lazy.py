@@ -100,9 +100,15 @@ class LazyArray(NDArray, metaclass=_LazyType):
         return mx.nd.identity(self)
 
     def detach(self):
-        if self.owner.settled:
+        def alone():
+            self.wait_to_read()
             return NDArray.detach(self)
-        return _view_of(self, mx.nd.BlockGrad(self), lambda array: array.detach())
+
+        listener = _local.listener
+        if self.owner.settled or listener is None:
+            return alone()
+        # (No operator of MXNet: that of BlockGrad would stay on the tape.)
+        return _view_of(self, listener.on_operator("_detach", [self], {}, None, alone), lambda array: array.detach())
 
     def reshape(self, *shape, **kwargs):
         if self.owner.settled:

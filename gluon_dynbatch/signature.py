@@ -30,6 +30,7 @@ from cavs_core import (
     map_nested,
     one_row_program,
     own_outputs,
+    paths_of,
     plan_class,
     respecified,
     trace,
@@ -120,6 +121,21 @@ class Signature:
         return self._output_specs[rows]
 
     @functools.cached_property
+    def paths(self) -> CallPaths:
+        """Where a backward pass goes from the results of a call."""
+        if self.alias >= 0:             # (such calls are one class; of others than the first they only have the shape)
+            touches = np.ones((1, len(self.operand_specs)), bool)
+            return CallPaths(touches & (np.arange(len(self.operand_specs)) == 0), touches, touches[:, :0])
+        found = paths_of(self.vertex.program)
+        flows, touches = (np.zeros((len(found.flows), len(self.operand_specs)), bool) for _ in range(2))
+        for k, source in enumerate(found.inputs):
+            if isinstance(source, Arg):
+                flows[:, source.index] |= found.flows[:, k]
+                touches[:, source.index] |= found.touches[:, k]
+        of_params = [found.inputs.index(p) for p in self.params]
+        return CallPaths(flows, touches | flows, found.touches[:, of_params])
+
+    @functools.cached_property
     def rows(self) -> tuple[tuple[int, ...], ...]:
         """Of one position: the rows that it reads of each operand and writes of each output; the buffers of these."""
         outputs = self.output_specs()
@@ -184,6 +200,20 @@ class Signature:
         return self._plans[key]
 
 
+class CallPaths(NamedTuple):
+    """From which results of a call a backward pass comes to its operands and parameters; see `Paths`.
+
+    Attributes
+    ----------
+    flows, touches : bool arrays, shape (outputs, operands)
+    params : whether parameters are touched: bool array, shape (outputs, parameters)
+    """
+
+    flows: Any
+    touches: Any
+    params: Any
+
+
 class Face(NamedTuple):
     """What a layout needs to know of a class, whatever its rows.
 
@@ -208,7 +238,6 @@ class CallClass:
 
     __slots__ = ("number", "kind", "signature", "recorded", "where", "identity")
     num_parts = num_launches = 1            # how many recorded calls are one of it, and launches one of its
-    depends = None                          # which outputs depend on which operands, if not all do on all
 
     def __init__(self, number: int, kind: int, signature: Signature, recorded: bool, where: str, identity: Any):
         self.number, self.kind = number, kind   # in the flush, and in all flushes; -1 for what nobody recorded
@@ -244,9 +273,8 @@ def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], t
     given = {k: v for k, v in attrs.items() if k != "training"}
 
     def run_alone(_: Any, operands: list[Any]) -> list[Any]:
-        function = getattr(mx.nd, name, None) or getattr(mx.nd._internal, name)
         with autograd.pause(train_mode=training):
-            return flatten(function(*operands, **given))
+            return flatten(op.alone(mx.nd, name, given, operands))
 
     count = len(program.outputs)
     template = list(range(count)) if output_is_list or count > 1 else 0

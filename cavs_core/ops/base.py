@@ -40,6 +40,8 @@ class Op:
     ignored: tuple[str, ...] = ()
     #: a new row axis changes nothing: the call on whole arrays is the call on one sample
     rowwise = False
+    #: a backward pass ends here: for what lies behind, the call does not exist
+    leaves_tape = False
 
     def __init__(self, name: str):
         self.name = name
@@ -97,6 +99,10 @@ class Op:
 
     def mxnet(self, F, a: dict[str, Any], *xs):
         return (getattr(F, self.name, None) or getattr(F._internal, self.name))(*xs, **a)
+
+    def alone(self, F, name: str, attrs: dict[str, Any], xs: Sequence[Any]) -> Any:
+        """The call that was recorded, by MXNet itself: its name, attributes as they were given, and real arrays."""
+        return (getattr(F, name, None) or getattr(F._internal, name))(*xs, **attrs)
 
     def build(self, b: Builder, a: dict[str, Any], xs: Sequence[int]) -> list[int]:
         specs = [b.specs[x] for x in xs]
@@ -169,10 +175,17 @@ class Builder:
         return values
 
     def call(self, name: str, xs: Sequence[int], attrs: dict[str, Any]) -> list[int]:
-        """Append one call with raw attributes; the outputs' values."""
-        op = lookup(name, self.origin)
+        """Append one call with raw attributes; the outputs' values.
+
+        Operands whose values do not matter (the one that `reshape_like` only has the shape of) are noted: on MXNet's
+        tape they get a gradient of zero.
+        """
+        op, first = lookup(name, self.origin), len(self.program.instrs)
         try:
-            return op.build(self, op.normalise(attrs), xs)
+            made = op.build(self, op.normalise(attrs), xs)
+            if isinstance(op, Composite):
+                self._note_unread(first, xs, made)
+            return made
         except ProgramError as err:
             if not self.origin or self.origin in str(err):      # said already: a composite calls from inside
                 raise
@@ -181,6 +194,16 @@ class Builder:
             shapes = ", ".join(str(self.specs[x]) for x in xs)
             where = f" (called by {self.origin})" if self.origin else ""
             raise ProgramError(f"{name}({shapes}; {attrs}){where}: {err}") from err
+
+    def _note_unread(self, first: int, xs: Sequence[int], made: Sequence[int]) -> None:
+        """Note the operands that the instructions from `first` on do not read."""
+        read = set(made)
+        for instr in reversed(self.program.instrs[first:]):
+            if not read.isdisjoint(instr.outputs):
+                read.update(instr.inputs)
+        unread = [x for x in xs if x not in read]
+        for y in made if unread else ():
+            self.program.unread.setdefault(y, []).extend(unread)
 
     def emit(self, name: str, *xs: int, **attrs: Any) -> int:
         """Append one call; its only output."""

@@ -51,7 +51,7 @@ class Run:
 
     def __init__(self, layout: Layout, plans: Sequence[ClassPlan], backend: Any, arrays: dict[Any, Any],
                  fills: Sequence[tuple[int, int, Any]] = ()):
-        self.layout, self.backend, self.arrays, self.fills = layout, backend, arrays, fills
+        self.layout, self.plans, self.backend, self.arrays, self.fills = layout, plans, backend, arrays, fills
         self.launched = 0               # operators and regions started so far
         self.buffers: list[Any] = []
         self._all = [_Class(plan, part) for plan, part in zip(plans, layout.classes)]

@@ -18,6 +18,7 @@ from .autodiff import Backward, differentiate
 from .layout import Layout
 from .ops import Builder
 from .partition import Parts, Step, make_steps, partition
+from .paths import touches_of
 from .program import (
     CHILD,
     SHARED,
@@ -95,6 +96,11 @@ class ClassPlan:
     @property
     def outputs(self) -> list[int]:
         return self.vertex.program.outputs
+
+    @cached_property
+    def touches(self) -> Any:
+        """The inputs that outputs touch in a backward pass; see `paths`."""
+        return touches_of(self.vertex.program)
 
     @cached_property
     def read_again(self) -> frozenset[int]:

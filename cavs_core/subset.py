@@ -29,7 +29,7 @@ from .layout import (
 )
 from .plan import ClassPlan
 
-__all__ = ["Begun", "Origin", "Subset", "begins_everywhere", "stretches", "subset_of"]
+__all__ = ["Begun", "Origin", "Subset", "begins_everywhere", "begun_from", "stretches", "subset_of"]
 
 
 class Begun(NamedTuple):
@@ -112,10 +112,61 @@ def subset_of(layout: Layout, plans: Sequence[ClassPlan], begun: Sequence[Begun]
         of_class.setdefault(cls.origin.number, []).append(new)
     order = [(new, classes[new].launch_of[k]) for c, k in layout.order.tolist() for new in of_class.get(c, ())
              if classes[new].launch_of[k] >= 0]
-    round_of = None if layout.round_of is None else layout.round_of[[cls.origin.number for cls in classes]]
+    round_of = None
+    if layout.round_of is not None:     # (without those that no class is left of)
+        round_of = np.unique(layout.round_of[[cls.origin.number for cls in classes]], return_inverse=True)[1]
     made = Layout([cls.layout() for cls in classes], np.array(order, np.int64).reshape(-1, 2),
                   [len(rows) for rows in free.rows], messages, layout.row_specs, round_of)
     return Subset(made, [cls.plan for cls in classes], [cls.origin for cls in classes], free.rows, number, first)
+
+
+def begun_from(layout: Layout, plans: Sequence[ClassPlan], pushed: Sequence[bool]) -> list[Begun] | None:
+    """To which outputs gradients come where a pass begins at pushed values; None: it is the pass of the whole layout.
+
+    Parameters
+    ----------
+    pushed : for each pushed value, whether the pass begins there
+    """
+    begins = [(*[False] * plan.vertex.num_states, *(pushed if plan.vertex.pushed else ())) for plan in plans]
+    busy = [c for c, part in enumerate(layout.classes) if part.has_rows]
+    if all(plans[c].vertex.pushed and plans[c].begun_at(begins[c]) is plans[c] for c in busy):
+        return None                     # whether or not a state is read as well
+    gets = [np.zeros(size, bool) for size in layout.buffer_rows]
+    known: list[dict[tuple[bool, ...], int]] = [{} for _ in plans]
+    which = [np.full(part.whole.num_rows, -1, np.int64) for part in layout.classes]
+    for _, order in layout.backward_rounds:
+        for c, launch in order:
+            plan, part = plans[c], layout.classes[c]
+            start, stop = part.launches[launch][:2]
+            outputs = np.empty((stop - start, len(begins[c])), bool)
+            for k, (begin, place) in enumerate(zip(begins[c], part.writes)):
+                first = place.base + start * place.width
+                own = gets[place.buffer][first:first + len(outputs) * place.width]
+                outputs[:, k] = begin or (k < plan.vertex.num_states and own.reshape(len(outputs), -1).any(axis=1))
+            patterns, mine = np.unique(outputs, axis=0, return_inverse=True)
+            for k, pattern in enumerate(map(tuple, patterns.tolist())):
+                positions = start + np.flatnonzero(mine.reshape(-1) == k)
+                which[c][positions] = known[c].setdefault(pattern, len(known[c]))
+                for source in plan.begun_at(pattern).grads:
+                    if source in part.reads:
+                        gets[part.reads[source].buffer][_rows_read(part, source, positions)] = True
+    return None if begins_everywhere(plans, [(c, pattern) for c in busy for pattern in known[c]]) else [
+        Begun(list(patterns), rows) for patterns, rows in zip(known, which)]
+
+
+def _rows_read(part: ClassLayout, source: Any, positions: IntArray) -> IntArray:
+    """The rows that some positions of a class read."""
+    read = part.reads[source]
+    if not read.per_edge:
+        return read.rows.rows[stretches(positions * read.width, read.width)]
+    return read.rows.rows[_edges_of(part, positions)]
+
+
+def _edges_of(part: ClassLayout, positions: IntArray) -> IntArray:
+    """The edges of some positions of a class."""
+    assert part.edges is not None
+    bounds = part.edges.indptr
+    return stretches(bounds[positions], bounds[positions + 1] - bounds[positions])
 
 
 class _Rows:
@@ -164,8 +215,8 @@ class _Class:
         self.bounds = offsets_of(sizes[sizes > 0])
         edges, self.edges = _NOTHING, None
         if whole.edges is not None:
-            first, counts = whole.edges.indptr[positions], np.diff(whole.edges.indptr)[positions]
-            edges, self.edges = stretches(first, counts), Segments(offsets_of(counts), self.bounds)
+            edges = _edges_of(whole, positions)
+            self.edges = Segments(offsets_of(np.diff(whole.edges.indptr)[positions]), self.bounds)
         self.origin = Origin(number, positions, edges)
         self.reads: dict[Any, Read] = {}
         self.writes: list[Place] = []
@@ -182,10 +233,7 @@ class _Class:
 
     def rows_of(self, source: Any) -> IntArray:
         """The rows of the whole that a read takes."""
-        read = self.whole.reads[source]
-        if read.per_edge:
-            return read.rows.rows[self.origin.edges]
-        return read.rows.rows[stretches(self.positions * read.width, read.width)]
+        return _rows_read(self.whole, source, self.positions)
 
     def read(self, number: Sequence[IntArray]) -> None:
         for source, read in self.whole.reads.items():

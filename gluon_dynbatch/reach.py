@@ -19,7 +19,7 @@ class Reached(NamedTuple):
 
     Attributes
     ----------
-    leaves : bool array, the leaves that it touches; see `cavs_core.paths`
+    leaves : bool array, the leaves that it touches; see `cavs_core/paths.py`
     params : of each class, whether it touches each of its parameters
     patterns : (class, of each output whether a gradient comes to it), each combination that occurs
     pattern_of : int64 array, the pattern of each call; -1 where no gradient may flow
@@ -31,17 +31,17 @@ class Reached(NamedTuple):
     pattern_of: Any
 
 
-def reached(r: Recording, s: Scan, values: Any, paths: Sequence[Any]) -> Reached:
-    """What a pass that begins at these values comes to; `paths` has the `CallPaths` of each class."""
+def reached(r: Recording, s: Scan, values: Any, signatures: Sequence[Any]) -> Reached:
+    """What a pass that begins at these values comes to; `signatures` has `flows` and `touches` of each class."""
     k = r.facts
-    begins = offsets_of(np.array([p.flows.size for p in paths], np.int64))
-    flows, touches = (np.concatenate([part.ravel() for part in parts]) if paths else np.zeros(0, bool)
-                      for parts in ([p.flows for p in paths], [p.touches for p in paths]))
+    begins = offsets_of(np.array([signature.touches.size for signature in signatures], np.int64))
+    flows, touches = (np.concatenate([part.ravel() for part in parts]) if parts else np.zeros(0, bool)
+                      for parts in ([x.flows for x in signatures], [x.touches for x in signatures]))
     leaves, outputs, gets, pattern_of, first = _reached(
         r.call_class, s.active, k.alias, k.slots, s.operand_offsets, r.operands, s.value_offsets, k.column_offsets,
         k.output_offsets, begins, flows, touches, values, len(r.leaf_buffers))
     ends = k.output_offsets.tolist()
-    params = [(p.params & outputs[a:b, None]).any(axis=0) for p, a, b in zip(paths, ends, ends[1:])]
+    params = [(x.param_touches & outputs[a:b, None]).any(axis=0) for x, a, b in zip(signatures, ends, ends[1:])]
     bounds = s.value_offsets
     patterns = [(int(r.call_class[i]), tuple(gets[bounds[i]:bounds[i + 1]].tolist())) for i in first.tolist()]
     return Reached(leaves, params, patterns, pattern_of)

@@ -224,7 +224,7 @@ class Flushed:
         self.run.free()
 
     def _reached(self, values: Any) -> Reached:
-        return reached(self.r, self.s, values, [signature.paths for signature in self.signatures])
+        return reached(self.r, self.s, values, self.signatures)
 
     def _wanted(self, found: Reached) -> tuple[list[int], list[Any]]:
         """The leaves and parameters that ask for a gradient, among those that a pass touches."""
@@ -314,6 +314,11 @@ class Flushed:
                 shape = SPECS[self.specs[int(heads.values[k])]].shape
                 outputs.append(stacked._slice(start, start + int(heads.widths[k])).reshape(shape))
 
+        def touches(begun: list[bool]) -> list[bool]:
+            found = self._wanted(self._reached(heads.values[np.flatnonzero(begun)]))
+            touched = {v for some in found for v in some}
+            return [v in touched for v in dense]
+
         def backward(output_grads: list[Any], targets: list[Any], begun: list[bool]) -> list[Any]:
             chosen = np.flatnonzero(begun)
             found = self._reached(heads.values[chosen])
@@ -326,5 +331,5 @@ class Flushed:
             grads = [*as_arrays_like([made.get(v) for v in dense], inputs), *[made.get(v) for v in sparse]]
             return [g if v in touched else UNTOUCHED for v, g in zip((*dense, *sparse), grads)]
 
-        TapeBridge(inputs, outputs, backward, self.free, list(sparse.values()))
+        TapeBridge(inputs, outputs, backward, self.free, touches, list(sparse.values()))
         return {int(v): out for v, out in zip(heads.values, outputs)}

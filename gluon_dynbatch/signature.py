@@ -26,13 +26,14 @@ from cavs_core import (
     Spec,
     VertexProgram,
     flatten,
+    flows_of,
     lookup,
     map_nested,
     one_row_program,
     own_outputs,
-    paths_of,
     plan_class,
     respecified,
+    touches_of,
     trace,
 )
 from cavs_core.mxnet_compat import autograd, mx
@@ -57,6 +58,8 @@ class Signature:
     template : nested lists and tuples of None and result numbers: what a call returns
     structure : of what a call returns, see `fastpath.structure_of`
     run_alone : (block, operands) -> the distinct outputs of the call by itself on real arrays, by MXNet
+    touches, param_touches : bool arrays, shape (outputs, operands or parameters)
+        Which of them a backward pass touches that comes to an output, see `cavs_core.paths`.
     draws : whether the result is random
     has_product : whether it multiplies matrices
     adds_rows : whether it adds up two rows that look alike, and does nothing else
@@ -73,6 +76,7 @@ class Signature:
         places = [values.index(v) for v in program.outputs]
         builder = Builder(program)
         program.outputs = own_outputs(builder, values)
+        sources, touched = list(program.inputs.values()), touches_of(program)
         program.prune()
         self.reads = program.reads
         self.title, self.number = title, next(self._numbers)
@@ -85,6 +89,11 @@ class Signature:
         self.alias, self.slots, self.template = alias, slots, template
         self.structure = structure_of(map_nested(lambda k: k if k is None else places[k], template))
         self.params = [s for s in program.inputs.values() if isinstance(s, Param)]
+        self.touches = np.zeros((len(values), len(self.operand_specs)), bool)
+        for source, column in zip(sources, touched.T):
+            if isinstance(source, Arg):
+                self.touches[:, source.index] |= column
+        self.param_touches = touched[:, [sources.index(p) for p in self.params]]
         self.has_product = any(instr.op in ("matmul", "batch_matmul") for instr in program.instrs)
         self.draws = any(instr.op == "uniform_like" for instr in program.instrs)
         self.adds_rows = (len(program.instrs) == 1 and program.instrs[0].op in ("broadcast_add", "elemwise_add")
@@ -121,19 +130,13 @@ class Signature:
         return self._output_specs[rows]
 
     @functools.cached_property
-    def paths(self) -> CallPaths:
-        """Where a backward pass goes from the results of a call."""
-        if self.alias >= 0:             # (such calls are one class; of others than the first they only have the shape)
-            touches = np.ones((1, len(self.operand_specs)), bool)
-            return CallPaths(touches & (np.arange(len(self.operand_specs)) == 0), touches, touches[:, :0])
-        found = paths_of(self.vertex.program)
-        flows, touches = (np.zeros((len(found.flows), len(self.operand_specs)), bool) for _ in range(2))
-        for k, source in enumerate(found.inputs):
+    def flows(self) -> Any:
+        """From which results a gradient flows to which operands: bool array, shape (outputs, operands)."""
+        program, found = self.vertex.program, np.zeros_like(self.touches)
+        for source, column in zip(program.inputs.values(), flows_of(program).T):
             if isinstance(source, Arg):
-                flows[:, source.index] |= found.flows[:, k]
-                touches[:, source.index] |= found.touches[:, k]
-        of_params = [found.inputs.index(p) for p in self.params]
-        return CallPaths(flows, touches | flows, found.touches[:, of_params])
+                found[:, source.index] |= column
+        return found
 
     @functools.cached_property
     def rows(self) -> tuple[tuple[int, ...], ...]:
@@ -198,20 +201,6 @@ class Signature:
             asked += [p for p, want in zip(self.params, wanted_params) if want]
             self._plans[key] = plan_class(vertex, asked, recorded, in_one_launch, recurrent)
         return self._plans[key]
-
-
-class CallPaths(NamedTuple):
-    """From which results of a call a backward pass comes to its operands and parameters; see `Paths`.
-
-    Attributes
-    ----------
-    flows, touches : bool arrays, shape (outputs, operands)
-    params : whether parameters are touched: bool array, shape (outputs, parameters)
-    """
-
-    flows: Any
-    touches: Any
-    params: Any
 
 
 class Face(NamedTuple):
@@ -342,7 +331,7 @@ def _row_program(build: Any, specs: Sequence[int], split: Sequence[bool]) -> Pro
         return None
 
 
-_NAMING = ("slice", "slice_axis", "Reshape", "expand_dims", "squeeze", "Flatten", "reshape_like", "_copy", "Dropout")
+_NAMING = ("slice", "slice_axis", "Reshape", "expand_dims", "squeeze", "Flatten", "_copy", "Dropout")
 
 
 def _alias_of(name: str, program: Program, spec: int) -> int:

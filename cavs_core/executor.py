@@ -101,7 +101,7 @@ class Run:
         return self.backend.take(self.buffers[buffer], self.backend.index(rows))
 
     def subset(self, subset: Subset) -> Run:
-        """A run of its own for a backward pass that only part of the layout takes part in, with copies of the values."""
+        """A run of its own for a backward pass that part of the layout takes part in, with copies of the values."""
         run = Run(subset.layout, subset.plans, self.backend, self.arrays)
         run._row_shapes = [tuple(spec.shape) for spec in subset.layout.row_specs]
         run.buffers = [self.take(b, rows) if len(rows) else self.backend.empty((1, *spec.shape), spec.dtype)

@@ -153,7 +153,8 @@ class RecordedRun:
         for (k, row, _), source in zip(self._run.fills, self._initial):     # what missing children send back
             if source in targets:
                 at = row if part is None else int(part.number[k][row])
-                grads[source] = run.total(grads.get(source), run.pulled(k, at, at + 1).reshape(self._bound[source].shape))
+                sent = run.pulled(k, at, at + 1).reshape(self._bound[source].shape)
+                grads[source] = run.total(grads.get(source), sent)
         for source in targets:
             if isinstance(source, Pull) and source in grads:
                 grads[source] = self._by_vertex(grads[source], part)

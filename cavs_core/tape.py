@@ -67,14 +67,16 @@ class TapeBridge:
     past_tape : (array, parameter) pairs
         What is no input because MXNet takes no sparse gradient from a node like this. Their gradients, as
         `write_gradient` takes them, are written when the pass is over: another node may bring more of them.
+    after : callable
+        Called when a pass that came to the node is over, on the thread that began it.
     """
 
     def __init__(self, inputs: Sequence[Any], outputs: list[Any],
                  backward: Callable[[list[Any], list[Target | None], list[bool]], Sequence[Any]],
                  release: Callable[[], None], touches: Callable[[list[bool]], Sequence[bool]],
-                 past_tape: Sequence[tuple[Any, Any]] = ()):
+                 past_tape: Sequence[tuple[Any, Any]] = (), after: Callable[[], None] = lambda: None):
         wrap_backward()
-        self._backward, self._release, self._touches = backward, release, touches
+        self._backward, self._release, self._touches, self._after = backward, release, touches, after
         self.past_tape = list(past_tape)
         self.brought: list[Any] = []            # their gradients, while a pass is under way
         self.expected = False                   # whether somebody waits for the pass, and writes them
@@ -341,6 +343,8 @@ def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool, only_na
         _write_past_tape(ours, fresh)
     for x, is_fresh in zip(untouched, kept_fresh):
         x._fresh_grad = is_fresh
+    for node in ours if not errors and failure is None else ():
+        node._after()
     for node in ours:
         node._error = None
         if not retain_graph and (len(node._outputs) == 1 or id(node) in complete):
@@ -366,9 +370,10 @@ def _find_begun(nodes: Sequence[TapeBridge], heads: Sequence[Any]) -> tuple[list
     if found is None:                   # MXNet will say what is wrong
         return [[True] * len(node._outputs) for node in nodes], []
     outputs, variables = found
-    untouched = [x for node in nodes for x, is_touched in zip(node._inputs, node.touches(outputs.get(node._name, set())))
-                 if not is_touched and x.grad is not None and name_of_node(x) not in variables]
-    return [[k in outputs.get(node._name, ()) for k in range(len(node._outputs))] for node in nodes], untouched
+    come_to = [outputs.get(node._name, set()) for node in nodes]
+    untouched = [x for node, some in zip(nodes, come_to) for x, is_touched in zip(node._inputs, node.touches(some))
+                 if some and not is_touched and x.grad is not None and name_of_node(x) not in variables]
+    return [[k in some for k in range(len(node._outputs))] for node, some in zip(nodes, come_to)], untouched
 
 
 def _mark_stale(nodes: Sequence[TapeBridge]) -> dict[int, tuple[Any, bool]]:

@@ -74,12 +74,14 @@ class Flushed:
             self.viewed = {number[v] for v in list(self.viewed) if v < taken}
             self.views = {number[v]: (number[base], make) for v, (base, make) in list(self.views.items()) if v < taken}
         self.plans, self.leaf_names, self.heads = planned.plans, planned.names, planned.heads
-        self.layout, self.signatures = planned.layout, [cls.signature for cls in planned.classes]
+        self.layout, self.classes = planned.layout, planned.classes
         self._note_backward = note_backward
         self.specs, self.leaves = tables.value_specs, tables.leaves
         self.taped: dict[int, Any] | None = None    # value -> NDArray on the tape, once they are there
         self.bases: dict[int, Any] = {}             # value -> NDArray whose views share its memory
         self.freed = False
+        self.check: Any = None                      # GradientCheck, if passes are to be compared
+        self._passed: Any = None                    # the last pass, while it is to be compared
         self._part: Any = None                      # the run of the last pass that only part of the flush took part in
         self._numbers: dict[int, Any] = {}          # value -> numpy array, of those that nobody has read yet
         self._taken: set[int] = set()               # specs that these are of
@@ -179,8 +181,9 @@ class Flushed:
         order = np.argsort(self.heads.values)
         begun = order[np.searchsorted(self.heads.values[order], values)]
         names = [*leaves, *variables]
-        targets = {} if leaves else self._targets(variables)
+        targets = {} if leaves or self.check else self._targets(variables)
         grads = dict(zip(names, self._gradients(found, begun, head_grads, names, targets)))
+        self._compare_passed()
         if leaves:
             for data, _ in variables.values():
                 data._fresh_grad = False        # to see which ones the pass over the tape reaches
@@ -224,12 +227,12 @@ class Flushed:
         self.run.free()
 
     def _reached(self, values: Any) -> Reached:
-        return reached(self.r, self.s, values, self.signatures)
+        return reached(self.r, self.s, values, [cls.signature for cls in self.classes])
 
     def _wanted(self, found: Reached) -> tuple[list[int], list[Any]]:
         """The leaves and parameters that ask for a gradient, among those that a pass touches."""
-        params = dict.fromkeys(p for signature, touched in zip(self.signatures, found.params)
-                               for p, is_touched in zip(signature.params, touched) if is_touched)
+        params = dict.fromkeys(p for cls, touched in zip(self.classes, found.params)
+                               for p, is_touched in zip(cls.signature.params, touched) if is_touched)
         return (np.flatnonzero(self.r.leaf_wanted & found.leaves).tolist(),
                 [p for p in params if p.parameter.grad_req != "null"])
 
@@ -261,7 +264,35 @@ class Flushed:
         took = (time.perf_counter() - start) * 1e3
         stats.backward_ms += took
         self._note_backward(took)
+        if self.check:
+            self._passed = run, number, begun, head_grads, dict(zip(variables, made))
         return made
+
+    def _compare_passed(self) -> None:
+        """check=True: compare the last pass with one call by call."""
+        if self._passed is None:
+            return
+        run, number, begun, head_grads, made = self._passed
+        self._passed = None
+        numbers = np.arange(len(self.specs)) if self._value_of is None else self._value_of
+        shapes = [SPECS[self.specs[v]].shape for v in self.heads.values[begun].tolist()]
+        heads = {int(np.argmax(numbers == v)): np.ones(shape) if grad is None else grad
+                 for v, grad, shape in zip(self.heads.values[begun].tolist(), head_grads, shapes)}
+        count = np.bincount(numbers[numbers >= 0], minlength=len(self.specs))
+
+        def ours(recorded: int) -> Any:
+            v = int(numbers[recorded])
+            maker = self.s.maker[v]
+            cls = self.classes[self.r.call_class[maker]]
+            if v < 0 or count[v] > 1 or not self.s.active[maker] or cls.signature.alias >= 0 or cls.num_parts > 1:
+                return None             # (it is that of others, or of all calls that repeat one, or inside a program)
+            buffer, row, width = int(self.g.value_buffers[v]), int(self.g.value_rows[v]), WIDTHS[self.specs[v]]
+            row = row if number is None else int(number[buffer][row])
+            return None if row < 0 else run.pulled(buffer, row, row + width)
+
+        self.check.compare(heads, ours, {v: grad for v, grad in made.items() if isinstance(v, int)},
+                           {v.parameter: grad for v, grad in made.items()
+                            if not isinstance(v, int) and not self._is_sparse(v)})
 
     def _subset(self, found: Reached, begun: Any, variables: Sequence[Any]) -> Any:
         """The part of the flush that takes part in a pass."""
@@ -331,5 +362,5 @@ class Flushed:
             grads = [*as_arrays_like([made.get(v) for v in dense], inputs), *[made.get(v) for v in sparse]]
             return [g if v in touched else UNTOUCHED for v, g in zip((*dense, *sparse), grads)]
 
-        TapeBridge(inputs, outputs, backward, self.free, touches, list(sparse.values()))
+        TapeBridge(inputs, outputs, backward, self.free, touches, list(sparse.values()), self._compare_passed)
         return {int(v): out for v, out in zip(heads.values, outputs)}

@@ -262,7 +262,7 @@ def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], t
     given = {k: v for k, v in attrs.items() if k != "training"}
 
     def run_alone(_: Any, operands: list[Any]) -> list[Any]:
-        with autograd.pause(train_mode=training):
+        with _mode(training):
             return flatten(op.alone(mx.nd, name, given, operands))
 
     count = len(program.outputs)
@@ -307,8 +307,7 @@ def any_number_signature(name: str, spec: int) -> Signature:
     builder.program.outputs = [builder.emit("_copy" if joins else "child_sum", row)]
 
     def run_alone(_: Any, operands: list[Any]) -> list[Any]:
-        with autograd.pause(train_mode=autograd.is_training()):
-            return [mx.nd.concat(*operands, dim=0) if joins else mx.nd.add_n(*operands)]
+        return [mx.nd.concat(*operands, dim=0) if joins else mx.nd.add_n(*operands)]
 
     return Signature(name, builder.program, [spec], DEVICES[spec], 0, run_alone, split=[joins], slots=1)
 
@@ -357,6 +356,11 @@ def _alias_of(name: str, program: Program, spec: int) -> int:
     return int(rows[0]) if (np.diff(rows) == 1).all() else -1
 
 
+def _mode(training: bool) -> Any:
+    """The state of autograd that the code of a call runs in; on the tape or not, as it is."""
+    return autograd.train_mode() if training else autograd.predict_mode()
+
+
 def vertex_signature(fn: Any, block: Any, title: str, nested: Any, specs: Sequence[int], training: bool) -> Signature:
     """Trace ``fn(block, *args)`` on placeholders; `nested` is the structure of the arguments, with operand numbers.
 
@@ -375,7 +379,7 @@ def vertex_signature(fn: Any, block: Any, title: str, nested: Any, specs: Sequen
     template = map_nested(lambda x: None if x is None else next(count), structure[0])
 
     def run_alone(block: Any, operands: list[Any]) -> list[Any]:
-        with autograd.pause(train_mode=training):
+        with _mode(training):
             return flatten(fn(block, *map_nested(lambda k: operands[k] if type(k) is int else k, nested)))
 
     return Signature(title, program, specs, DEVICES[specs[0]], template, run_alone)

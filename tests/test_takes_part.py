@@ -1,7 +1,7 @@
 """What does not lead to a head takes no part in a backward pass: call by call, instruction by instruction, row by row.
 
-A gradient of zero in its place would be wrong in two ways: zero times infinity, and operators that take no notice of the
-gradient that comes to them. And gradients that a pass does not touch stay as they are, and stale.
+A gradient of zero in its place would be wrong in two ways: zero times infinity, and operators that take no notice of
+the gradient that comes to them. And gradients that a pass does not touch stay as they are, and stale.
 """
 
 import contextlib

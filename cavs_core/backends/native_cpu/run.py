@@ -55,7 +55,7 @@ class NativeRun:
         _give_back(self._saved, self._passing)
 
     def subset(self, subset: Subset) -> NativeRun:
-        """A run of its own for a backward pass that only part of the layout takes part in, with copies of the values."""
+        """A run of its own for a backward pass that part of the layout takes part in, with copies of the values."""
         run = NativeRun(subset.layout, subset.plans, self.arrays)
         direction = run._take_memory()
         for b, rows in enumerate(subset.rows):

@@ -194,7 +194,7 @@ class Recorder(Listener):
         if signature is None:
             try:
                 signature = (any_number_signature(name, specs[0]) if listed else
-                             operator_signature(name, attrs, specs, self.training, name in _LISTS))
+                             operator_signature(name, attrs, specs, self.training))
             except ProgramError as error:
                 self.alone(f"operator {name}: {str(error).splitlines()[0]}")
                 return None
@@ -401,5 +401,3 @@ def _add_in_parts(arrays: Any) -> Any:
         arrays = [mx.nd.add_n(*part) if len(part) > 1 else part[0] for part in parts]
     return arrays[0]
 
-
-_LISTS = ("SliceChannel", "_split_v2")          # operators that return a list even of one

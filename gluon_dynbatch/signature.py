@@ -227,8 +227,7 @@ _SOURCES: dict[str, Any] = {"S": Shared, "L": Leaf, "P": Leaf, "E": GatherAll}
 INDEX_OPERANDS = {"Embedding": (0,), "take": (1,), "pick": (1,), "one_hot": (0,), "SoftmaxOutput": (1,)}
 
 
-def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], training: bool,
-                       output_is_list: bool) -> Signature:
+def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], training: bool) -> Signature:
     """One operator call as a program; raises ProgramError or UnsupportedOpError where it has none."""
     op = lookup(name)
     if "training" in op.attrs:
@@ -249,7 +248,7 @@ def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], t
             return flatten(function(*operands, **given))
 
     count = len(program.outputs)
-    template = list(range(count)) if output_is_list or count > 1 else 0
+    template = list(range(count)) if count > 1 else 0
     context = DEVICES[specs[0]]
     alias = _alias_of(name, program, specs[0])
     if alias >= 0:

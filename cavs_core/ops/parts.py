@@ -12,6 +12,7 @@ from .base import Composite, Op, Required, axes_of, normal_axis, register
 
 class Concat(Op):
     attrs = {"dim": 1}
+    max_axes = 5            # its gradient is made of slices
     ignored = ("num_args",)
 
     def build(self, b, a, xs):
@@ -60,6 +61,7 @@ class SliceChannel(Op):
     """Equal parts along an axis."""
 
     attrs = {"num_outputs": Required, "axis": 1, "squeeze_axis": False}
+    max_axes = 5            # its gradient joins parts
 
     def build(self, b, a, xs):
         shape = b.shape(xs[0])
@@ -128,6 +130,7 @@ def _full_slice(shape, a):
 
 class Slice(Op):
     attrs = {"begin": Required, "end": Required, "step": ()}
+    max_axes = 5
 
     def build(self, b, a, xs):
         return super().build(b, _full_slice(b.shape(xs[0]), a)[0], xs)

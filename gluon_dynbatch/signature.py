@@ -245,8 +245,7 @@ _SOURCES: dict[str, Any] = {"S": Shared, "L": Leaf, "P": Leaf, "E": GatherAll}
 INDEX_OPERANDS = {"Embedding": (0,), "take": (1,), "pick": (1,), "one_hot": (0,), "SoftmaxOutput": (1,)}
 
 
-def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], training: bool,
-                       output_is_list: bool) -> Signature:
+def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], training: bool) -> Signature:
     """One operator call as a program; raises ProgramError or UnsupportedOpError where it has none."""
     op = lookup(name)
     if "training" in op.attrs:
@@ -266,13 +265,13 @@ def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], t
             return flatten(op.alone(mx.nd, name, given, operands))
 
     count = len(program.outputs)
-    template = list(range(count)) if output_is_list or count > 1 else 0
+    template = list(range(count)) if count > 1 else 0
     context = DEVICES[specs[0]]
     alias = _alias_of(name, program, specs[0])
     if alias >= 0:
         return Signature(name, program, specs, context, template, run_alone, alias=alias)
     for split in _splits(specs):
-        row_program = _row_program(build, specs, split)
+        row_program = _row_program(build, specs, split, program)
         if row_program is not None:
             row_specs = [spec_number((1, *SPECS[s].shape[1:]), SPECS[s].dtype, context, by_rows=True) if part else s
                          for s, part in zip(specs, split)]
@@ -320,12 +319,12 @@ def _splits(specs: Sequence[int]) -> list[tuple[bool, ...]]:
     return list(dict.fromkeys(split for split in (every, alone) if split[0]))
 
 
-def _row_program(build: Any, specs: Sequence[int], split: Sequence[bool]) -> Program | None:
+def _row_program(build: Any, specs: Sequence[int], split: Sequence[bool], call: Program) -> Program | None:
     def with_rows(rows: int) -> Program:
         return build([(rows, *SPECS[s].shape[1:]) if part else SPECS[s].shape for s, part in zip(specs, split)])
 
     try:
-        return one_row_program(with_rows)
+        return one_row_program(with_rows, call)
     except ProgramError:                # an attribute names the number of rows
         return None
 
@@ -337,23 +336,34 @@ def _alias_of(name: str, program: Program, spec: int) -> int:
     """The first row of the operand that a slice, a reshape or a copy only names; -1 if it makes something new."""
     if name not in _NAMING:
         return -1
-    row = ROW_SPECS[BUFFERS[spec]].shape[0]
-    have = SPECS[spec].shape if SPECS[spec].shape[-1] == row else (*SPECS[spec].shape, 1)
-    made = program.specs[program.outputs[0]].shape
-    if made[-1] != row and not (row == 1 and len(made) == 1):
-        return -1
-    rows = np.arange(WIDTHS[spec]).reshape(have[:-1])
+    row, shape, start = ROW_SPECS[BUFFERS[spec]].shape[0], SPECS[spec].shape, 0
     for instr in program.instrs:
-        a = dict(instr.attrs)
         if instr.op == "slice":
-            parts = [slice(*bes) for bes in zip(a["begin"], a["end"], a["step"])]
-            if len(parts) == len(have) and len(range(*parts.pop().indices(row))) != row:
+            begins = _stretch_of(shape, dict(instr.attrs))
+            if begins < 0:
                 return -1
-            rows = rows[tuple(parts)]
+            start += begins
         elif instr.op not in ("Reshape", "_copy"):
             return -1
-    rows = rows.ravel()
-    return int(rows[0]) if (np.diff(rows) == 1).all() else -1
+        shape = program.specs[instr.outputs[0]].shape
+    if shape[-1] != row and not (row == 1 and len(shape) == 1):
+        return -1
+    return start // row if start % row == 0 else -1
+
+
+def _stretch_of(shape: tuple[int, ...], a: dict[str, Any]) -> int:
+    """Where in memory a slice begins, if it is one stretch in the order of the array; else -1."""
+    start, stretches = 0, False
+    for n, *part in itertools.zip_longest(shape, a["begin"], a["end"], a["step"]):
+        taken = range(n)[slice(*part)]
+        if stretches and taken != range(n):
+            return -1                       # the axes behind one that has several entries must be whole
+        if len(taken) > 1:
+            if taken.step != 1:
+                return -1
+            stretches = True
+        start = start * n + taken[0]
+    return start
 
 
 def _mode(training: bool) -> Any:

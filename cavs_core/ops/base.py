@@ -14,6 +14,7 @@ A composite op states only `expand`: how it is written in plain ops; the five fo
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,10 @@ class Op:
     rowwise = False
     #: a backward pass ends here: for what lies behind, the call does not exist
     leaves_tape = False
+    #: how many axes MXNet's operator takes, and those of the gradient; None if any number. With `merges_axes` neighbours
+    #: along which the same operands and results are 1 count as one axis, and those along which all are 1 do not count.
+    max_axes: int | None = None
+    merges_axes = False
 
     def __init__(self, name: str):
         self.name = name
@@ -71,6 +76,18 @@ class Op:
                 f"`{self.name}` mixes a value of the vertex with a value of its children (from gather_all). "
                 "Use v.spread(x) to show x to every child, or reduce the children with .sum(), .max() or .mean().")
         return kinds.pop() if kinds else SHARED
+
+    def num_axes(self, shapes: Sequence[tuple[int, ...]]) -> int:
+        """How many axes of operands and results of one sample count for `max_axes`."""
+        if not self.merges_axes:
+            return max(map(len, shapes))
+        patterns = [[n == 1 for n in sizes] for sizes in zip(*shapes)]
+        return sum(1 for _ in itertools.groupby(ones for ones in patterns if not all(ones)))
+
+    def check_axes(self, shapes: Sequence[tuple[int, ...]], kind: str) -> None:
+        """Refuse what MXNet's operator cannot do on rows."""
+        if self.max_axes is not None and (count := self.num_axes(shapes) + (kind != SHARED)) > self.max_axes:
+            raise ProgramError(f"{self.name}: {count} axes, with that of the rows; MXNet takes {self.max_axes} at most")
 
     def rows(self, e, a: dict[str, Any], *xs):
         """Default: the call itself, shared operands seen by every row as a leading axis of one."""
@@ -168,6 +185,7 @@ class Builder:
 
     def append(self, op: Op, a: dict[str, Any], xs: Sequence[int], outs, kind: str) -> list[int]:
         first = len(self.specs)
+        op.check_axes([*(self.specs[x].shape for x in xs), *(shape for shape, _ in outs)], kind)
         self.specs.extend(Spec(tuple(shape), dtype, kind) for shape, dtype in outs)
         values = list(range(first, len(self.specs)))
         self.program.instrs.append(

@@ -13,7 +13,7 @@ import tqdm
 
 from .families import FAMILIES, NOT_YET
 
-SILENT = 180.0      # seconds without a word after which a worker is taken for dead
+SILENT = 60.0      # seconds without a word after which a worker is taken for dead
 EVERY = 5.0         # seconds between lines of a log
 
 
@@ -50,7 +50,7 @@ def work(options):
     import warnings
 
     from .oracle import Case
-    from .shrink import pasted, shrink
+    from .shrink import shrink
     warnings.simplefilter("ignore")
     out, sys.stdout = sys.stdout, sys.stderr
 
@@ -62,14 +62,17 @@ def work(options):
         say(begin=seed)
         case = Case(seed, options.face, options.backend, families_of(options))
         found = case.run()
-        said = None
-        if found:
-            source, used = case.source, case.options
-            if options.shrink:
-                source, used = shrink(source, used, found[0][0], seconds=options.shrink, progress=lambda _: say(alive=seed))
-            said = {"kind": found[0][0], "name": found[0][1], "loop": str(found[0][2])[:300], "scope": str(found[0][3])[:300],
-                    "source": source, "program": pasted(source, used), "options": used}
-        say(end=seed, error="error" in case.loop, found=said)
+        say(end=seed, error="error" in case.loop, found=found and told(case.source, case.options, found[0]))
+        if found and options.shrink:
+            smaller = shrink(case.source, case.options, found[0], seconds=options.shrink, progress=lambda: say(alive=seed))
+            say(smaller=seed, found=told(*smaller, found[0]))
+
+
+def told(source, options, difference):
+    from .oracle import manner_of
+    from .shrink import pasted
+    return {"manner": manner_of(difference), "name": difference[1], "loop": str(difference[2])[:300],
+            "scope": str(difference[3])[:300], "source": source, "program": pasted(source, options), "options": options}
 
 
 class Worker:
@@ -85,22 +88,31 @@ class Worker:
         while self.next < self.options.seed + self.options.count:
             process = subprocess.Popen([sys.executable, "-m", "fuzz", *self.argv, "--worker", str(self.next), str(step)],
                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-            at, done = self.next, False
+            at = self.next
             alarm = self.alarm(process)
+            waiting = None      # what differs, as it was drawn, until it is smaller or the attempt has killed the process
             for line in process.stdout:
                 alarm.cancel()
                 facts = json.loads(line)
                 at = facts.get("begin", at)
                 if "end" in facts:
                     self.next = facts["end"] + step
-                    self.tell(facts)
+                    if facts["found"] and self.options.shrink:
+                        waiting = facts
+                    else:
+                        self.tell(facts)
+                if "smaller" in facts:
+                    self.tell({**waiting, "found": facts["found"]})
+                    waiting = None
                 alarm = self.alarm(process)
             alarm.cancel()
-            done = process.wait() == 0
-            if not done and at >= self.next:
-                how = "is silent, or was killed" if process.returncode == -9 else f"ended with {process.returncode}"
-                self.tell({"end": at, "error": False, "found": {"kind": "process", "name": f"the process {how}", "loop": "",
-                                                               "scope": "", "source": "", "program": "", "options": {}}})
+            process.wait()
+            if waiting:
+                self.tell(waiting)
+            elif process.returncode and at >= self.next:
+                how = "was silent" if process.returncode == -9 else f"ended with {process.returncode}"
+                self.tell({"end": at, "error": False, "found": {
+                    "manner": f"the process {how}", "name": "", "loop": "", "scope": "", "source": "", "program": "", "options": {}}})
                 self.next = at + step
 
     def alarm(self, process):
@@ -134,14 +146,15 @@ def run(options, argv):
             print(f"{count} of {options.count} cases in {last - begun:.0f} s, {len(found)} differ", flush=True)
         time.sleep(0.05)
     bar.close()
-    kinds = collections.Counter(facts["kind"] for _, facts in found)
-    print(f"{count} cases from {options.seed} on {options.backend}, {options.face}: {len(found)} differ {dict(kinds)}; "
-          f"{errors} ended with an error in the loop; {time.monotonic() - begun:.0f} s")
+    print(f"{count} cases from {options.seed} on {options.backend}, {options.face}, in {time.monotonic() - begun:.0f} s: "
+          f"{len(found)} differ; {errors} ended with an error in the loop")
+    for manner, times in collections.Counter(facts["manner"] for _, facts in found).most_common():
+        print(f"{times:6} {manner}")
     return 1 if found else 0
 
 
 def report(options, seed, facts):
-    tqdm.tqdm.write(f"\n--- case {seed} ({options.face}, {options.backend}): {facts['kind']}: {facts['name']} {facts['options']}\n"
+    tqdm.tqdm.write(f"\n--- case {seed} ({options.face}, {options.backend}): {facts['manner']}: {facts['name']} {facts['options']}\n"
                     f"loop:  {facts['loop']}\nscope: {facts['scope']}\n{facts['source']}")
     if options.programs:
         folder = pathlib.Path(options.programs)

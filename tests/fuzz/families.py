@@ -1,7 +1,7 @@
 """What the fuzzer may draw, by name, so that a run can leave some of it out."""
 
-FLOATS = ("float32", "float64", "float16")
-INTEGERS = ("int32", "int64", "int8", "uint8")
+FLOATS = ["float32", "float64", "float16"]
+INTEGERS = ["int32", "int64", "int8", "uint8"]
 
 FAMILIES = {
     "singular points": "operators where they or their slopes are infinite or NaN",

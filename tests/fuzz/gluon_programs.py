@@ -1,5 +1,6 @@
 """Programs of the Gluon face: functions, samples that call them, scopes, backward passes, steps of a Trainer."""
 
+from .families import INTEGERS
 from .functions import function
 from .samples import write_sample
 from .writer import Writer
@@ -9,7 +10,7 @@ def gluon_program(draw, families):
     """The text of `program(scope, data, note)`."""
     g = Writer(draw, families)
     g.special = g.allowed("special values") and draw.chance(0.15)
-    others = [d for d in ("float16",) if g.allowed(d)] + ["int32", "int64", "int8", "uint8"] * g.allowed("integers")
+    others = [d for d in ("float16",) if g.allowed(d)] + INTEGERS * g.allowed("integers")
     g.dtype = draw.pick("float32", "float32", "float32", "float32", "float64", *(others if draw.chance(0.4) else []))
     shape = draw.shape(*((5, 6) if g.allowed("many axes") and draw.chance(0.05) else (1, 4) if draw.chance(0.3) else (2, 2)))
     if draw.chance(0.4):
@@ -111,12 +112,12 @@ class Passes:
     def write(self, place):
         if place != self.place:
             if place == "in scope" and self.kind == "sum" and self.place != "nowhere":
-                self.g.write(f"total = {self.total()}")
+                self.g.write(f"total = {self.added()}")
             return
         for line in getattr(self, self.kind)():
             self.g.write(line)
 
-    def total(self):
+    def added(self):
         return "sum(x.sum() for x in [" + ", ".join(self.losses) + "])"
 
     def all(self):
@@ -126,7 +127,7 @@ class Passes:
         return [f"autograd.backward([{self.all()}])"]
 
     def sum(self):
-        return ([f"total = {self.total()}"] if self.place == "in scope" else []) + ["total.backward()"]
+        return ([f"total = {self.added()}"] if self.place == "in scope" else []) + ["total.backward()"]
 
     def total_of(self, losses):
         return " + ".join(f"{x}.sum() * {self.g.draw.number()}" for x in losses)
@@ -142,8 +143,9 @@ class Passes:
     def first(self):
         return [f"{self.losses[0]}.backward()"]
 
-    def total_twice(self):
-        return self.total_of(self.losses)
+    def total(self):
+        """Arithmetic over all losses, on the tape."""
+        return [f"total = {self.total_of(self.losses)}", "total.backward()"]
 
     def heads(self):
         return [f"autograd.backward([{self.all()}], [{', '.join(f'nd.ones_like({x}) * {self.g.draw.number()}' for x in self.losses)}])"]

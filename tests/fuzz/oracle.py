@@ -1,6 +1,7 @@
 """A case, its two runs, and what differs between them."""
 
 import contextlib
+import re
 import sys
 
 import numpy as np
@@ -85,6 +86,16 @@ def differences_of(source, options, loop=None):
     for other in (make_data, perturbed(1), perturbed(2), in_float64):
         doubts.append(observe(program, contextlib.nullcontext, other))
     return [d for d in found if not doubtful(d, doubts)]
+
+
+def manner_of(difference):
+    """In which way something differs: its kind, and of an error what it says, without numbers."""
+    kind, name, want, got = difference
+    if kind != "error":
+        return kind
+    error = want if got is None else got
+    text = str(error).strip().splitlines()[-1] if str(error).strip() else ""
+    return f"{'the loop' if got is None else 'the scope'} raises {type(error).__name__}: {re.sub('[0-9]+', '#', text)[:60]}"
 
 
 def compare(loop, batched):

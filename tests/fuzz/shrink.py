@@ -1,76 +1,81 @@
 """Makes a program that differs smaller, as long as it differs in the same way, and prints it so that it can be pasted."""
 
 import ast
-import copy
 import inspect
+import itertools
 import time
 
 from . import notes
-from .oracle import differences_of
+from .oracle import differences_of, manner_of
 
 SIMPLER_OPTIONS = ({"policy": "depth"}, {"granularity": "op"}, {"granularity": "vertex"})
 
 
-def shrink(source, options, kind, differences=differences_of, seconds=60.0, progress=lambda source: None):
-    """The smallest program found in `seconds` whose first difference is of this kind, and its options."""
-    end = time.monotonic() + seconds
+def shrink(source, options, difference, differences=differences_of, seconds=60.0, progress=lambda: None):
+    """The smallest program found in `seconds` that differs in the same manner, and its options."""
+    end, manner = time.monotonic() + seconds, manner_of(difference)
 
     def fails(source, options):
+        progress()
         try:
             found = differences(source, options)
         except Exception:       # not a program
             return False
-        return any(d[0] == kind for d in found)
+        return any(manner_of(d) == manner for d in found)
 
     for extra in [key for key in options if key not in ("backend", "policy", "granularity")]:
         smaller = {key: value for key, value in options.items() if key != extra}
         options = smaller if fails(source, smaller) else options
     for change in SIMPLER_OPTIONS:
-        if options.get(next(iter(change))) != "op" and fails(source, {**options, **change}):
+        if options.get("granularity") != "op" and fails(source, {**options, **change}):
             options = {**options, **change}
-    again = True
-    while again and time.monotonic() < end:
-        again = False
-        size = count_edits(source)
-        k = 0
-        while k < size and time.monotonic() < end:
-            smaller = edited(source, k)
-            if smaller is not None and len(smaller) < len(source) and fails(smaller, options):
-                source, again = smaller, True
-                size = count_edits(source)
-                progress(source)
-            else:
-                k += 1
+    size = None
+    while size != len(source) and time.monotonic() < end:
+        size = len(source)
+        for kind in (large_edits, small_edits):
+            k = 0
+            while time.monotonic() < end:
+                smaller = edited(source, kind, k, difference[1])
+                if smaller is None:
+                    break
+                if smaller and len(smaller) < len(source) and fails(smaller, options):
+                    source = smaller
+                else:
+                    k += 1
     return source, options
 
 
 # ---- edits of a program ----------------------------------------------------------------------
 
-def edits(tree):
-    """Every way to make the tree smaller, as functions that change it in place: large ones first."""
+def large_edits(tree, name):
+    """Ways to make the tree smaller, as functions that change it in place: what drops whole lines."""
+    wanted = name.rsplit(", ", 1)[-1]
+    yield lambda: drop_unread(tree)
+    yield lambda: narrow(tree, wanted)
     for node in ast.walk(tree):
         for field in ("body", "orelse", "handlers"):
             lines = getattr(node, field, None)
             if not isinstance(lines, list):
                 continue
-            count = len(lines)
-            width = count // 2
-            while width > 1:
-                for start in range(0, count - width + 1, width):
+            width = len(lines)
+            while width > 0:
+                for start in reversed(range(0, len(lines) - width + 1, width)):
                     yield lambda lines=lines, start=start, width=width: cut(lines, start, width)
                 width //= 2
-            for k in reversed(range(count)):
-                yield lambda lines=lines, k=k: cut(lines, k, 1)
-                inner = lines[k]
+            for k, inner in enumerate(lines):
                 if isinstance(inner, (ast.With, ast.For, ast.If, ast.Try)):
                     yield lambda lines=lines, k=k, inner=inner: unwrap(lines, k, inner)
                 if isinstance(inner, ast.Assign) and isinstance(inner.targets[0], ast.Name):
                     for operand in names_in(inner.value):
-                        yield lambda node=node, lines=lines, k=k, operand=operand: rename(tree, lines, k, operand)
+                        yield lambda lines=lines, k=k, operand=operand: rename(tree, lines, k, operand)
+
+
+def small_edits(tree, name):
+    """What drops parts of expressions."""
     for node in ast.walk(tree):
         for field in ("elts", "args", "keywords", "items", "decorator_list"):
             parts = getattr(node, field, None)
-            if isinstance(parts, list):
+            if isinstance(parts, list) and not (field == "elts" and constant(node)):
                 for k in reversed(range(len(parts))):
                     yield lambda parts=parts, k=k: cut(parts, k, 1)
         if isinstance(node, ast.Dict):
@@ -87,6 +92,29 @@ def edits(tree):
                     yield lambda part=part: setattr(part, "value", float(round(part.value)))
 
 
+def constant(node):
+    return all(isinstance(x, (ast.Constant, ast.List, ast.UnaryOp)) for x in node.elts)
+
+
+def drop_unread(tree):
+    """Drop every assignment of a name that nobody reads, and every function that nobody calls."""
+    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    for node in ast.walk(tree):
+        lines = getattr(node, "body", None)
+        if isinstance(lines, list) and not isinstance(node, (ast.ClassDef, ast.Module)):
+            lines[:] = [x for x in lines if not (
+                isinstance(x, ast.Assign) and isinstance(x.targets[0], ast.Name) and x.targets[0].id not in read
+                or isinstance(x, (ast.FunctionDef, ast.ClassDef)) and x.name not in read)] or [ast.Pass()]
+
+
+def narrow(tree, wanted):
+    """Ask for the gradient that differs alone."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            kept = [k for k, key in enumerate(node.keys) if isinstance(key, ast.Constant) and key.value == wanted]
+            node.keys[:], node.values[:] = [node.keys[k] for k in kept], [node.values[k] for k in kept]
+
+
 def names_in(expression):
     """Names that an expression reads as operands."""
     return list(dict.fromkeys(n.id for n in ast.walk(expression) if isinstance(n, ast.Name) and n.id not in (
@@ -96,8 +124,10 @@ def names_in(expression):
 def inside(part):
     """Smaller expressions that may stand for one."""
     found = [child for child in ast.iter_child_nodes(part) if isinstance(child, ast.expr)]
-    return [x.value if isinstance(x, ast.Starred) else x for x in found if not (isinstance(part, ast.Call) and x is part.func
-                                                                               and not isinstance(x, ast.Attribute))]
+    if isinstance(part, ast.Call):
+        found.remove(part.func)
+        found += [part.func.value] * isinstance(part.func, ast.Attribute)
+    return [x for x in found if not isinstance(x, (ast.Starred, ast.Constant, ast.Slice, ast.Tuple))]
 
 
 def cut(parts, start, width):
@@ -123,22 +153,18 @@ def replace(node, field, value, k, smaller):
         setattr(node, field, smaller)
 
 
-def count_edits(source):
-    return sum(1 for _ in edits(ast.parse(source)))
-
-
-def edited(source, k):
-    """The program after edit number k; None if it is no program."""
+def edited(source, kind, k, name):
+    """The program after edit number k of a kind: "" if that is no program, None if there are not so many."""
     tree = ast.parse(source)
-    for number, edit in enumerate(edits(tree)):
-        if number == k:
-            edit()
-            break
+    edit = next(itertools.islice(kind(tree, name), k, None), None)
+    if edit is None:
+        return None
     try:
+        edit()
         text = ast.unparse(tree) + "\n"
         compile(text, "<smaller>", "exec")
-    except (SyntaxError, ValueError, AttributeError, RecursionError):
-        return None
+    except (SyntaxError, ValueError, AttributeError, RecursionError, TypeError):
+        return ""
     return text
 
 
@@ -169,4 +195,4 @@ def pasted(source, options):
     if "cavs_run" in source:
         from . import cavs_loop
         extra = inspect.getsource(cavs_loop).split('"""', 2)[2] + "\n\n"
-    return HEAD + helper + make + extra + copy.copy(source) + TAIL.format(options=words)
+    return HEAD + helper + make + extra + source + TAIL.format(options=words)

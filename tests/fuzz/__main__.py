@@ -6,6 +6,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -14,6 +15,7 @@ import tqdm
 from .families import FAMILIES, NOT_YET
 
 SILENT = 60.0      # seconds without a word after which a worker is taken for dead
+MANY = 4            # programs that differ in one manner; a worker leaves further ones as they are
 EVERY = 5.0         # seconds between lines of a log
 
 
@@ -49,7 +51,7 @@ def work(options):
     """Run cases START, START+STEP, ..: a line of JSON before and after each."""
     import warnings
 
-    from .oracle import Case
+    from .oracle import Case, manner_of
     from .shrink import shrink
     warnings.simplefilter("ignore")
     out, sys.stdout = sys.stdout, sys.stderr
@@ -57,14 +59,18 @@ def work(options):
     def say(**facts):
         print(json.dumps(facts), file=out, flush=True)
 
+    seen = collections.Counter()
     start, step = options.worker
     for seed in range(start, options.seed + options.count, step):
         say(begin=seed)
         case = Case(seed, options.face, options.backend, families_of(options))
+        say(drawn=seed, found=told(case.source, case.options, ("the process", "", "", "")))
         found = case.run()
         say(end=seed, error="error" in case.loop, found=found and told(case.source, case.options, found[0]))
         if found and options.shrink:
-            smaller = shrink(case.source, case.options, found[0], seconds=options.shrink, progress=lambda: say(alive=seed))
+            seen[manner_of(found[0])] += 1
+            seconds = options.shrink if seen[manner_of(found[0])] <= MANY else 0.0
+            smaller = shrink(case.source, case.options, found[0], case.differences, seconds, lambda: say(alive=seed))
             say(smaller=seed, found=told(*smaller, found[0]))
 
 
@@ -86,15 +92,17 @@ class Worker:
     def watch(self):
         step = self.options.jobs
         while self.next < self.options.seed + self.options.count:
+            errors = tempfile.TemporaryFile("w+", errors="replace")
             process = subprocess.Popen([sys.executable, "-m", "fuzz", *self.argv, "--worker", str(self.next), str(step)],
-                                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+                                       stdout=subprocess.PIPE, stderr=errors, text=True)
             at = self.next
             alarm = self.alarm(process)
-            waiting = None      # what differs, as it was drawn, until it is smaller or the attempt has killed the process
+            drawn, waiting = None, None     # waiting: what differs, as it was drawn, until it is smaller or the attempt has killed the process
             for line in process.stdout:
                 alarm.cancel()
                 facts = json.loads(line)
                 at = facts.get("begin", at)
+                drawn = None if "begin" in facts else facts["found"] if "drawn" in facts else drawn
                 if "end" in facts:
                     self.next = facts["end"] + step
                     if facts["found"] and self.options.shrink:
@@ -111,8 +119,9 @@ class Worker:
                 self.tell(waiting)
             elif process.returncode and at >= self.next:
                 how = "was silent" if process.returncode == -9 else f"ended with {process.returncode}"
-                self.tell({"end": at, "error": False, "found": {
-                    "manner": f"the process {how}", "name": "", "loop": "", "scope": "", "source": "", "program": "", "options": {}}})
+                errors.seek(0)
+                drawn = drawn and {**drawn, "manner": f"the process {how}", "scope": errors.read()[-700:]}
+                self.tell({"end": at, "error": False, "found": drawn, "killed": not drawn})
                 self.next = at + step
 
     def alarm(self, process):
@@ -126,7 +135,7 @@ class Worker:
 
 def run(options, argv):
     told = collections.deque()
-    begun, last, errors, found = time.monotonic(), 0.0, 0, []
+    begun, last, errors, found, killed = time.monotonic(), 0.0, 0, [], []
     families_of(options)
     workers = [Worker(options, argv, options.seed + k, told.append) for k in range(options.jobs)]
     terminal = sys.stderr.isatty()
@@ -138,6 +147,8 @@ def run(options, argv):
             count += 1
             errors += facts["error"]
             bar.update()
+            if facts.get("killed"):
+                killed.append(facts["end"])
             if facts["found"]:
                 found.append((facts["end"], facts["found"]))
                 report(options, facts["end"], facts["found"])
@@ -147,7 +158,7 @@ def run(options, argv):
         time.sleep(0.05)
     bar.close()
     print(f"{count} cases from {options.seed} on {options.backend}, {options.face}, in {time.monotonic() - begun:.0f} s: "
-          f"{len(found)} differ; {errors} ended with an error in the loop")
+          f"{len(found)} differ; {errors} ended with an error in the loop, and MXNet killed the process in {len(killed)} {killed}")
     for manner, times in collections.Counter(facts["manner"] for _, facts in found).most_common():
         print(f"{times:6} {manner}")
     return 1 if found else 0

@@ -23,6 +23,7 @@ FAMILIES = {
     "exceptions": "exceptions that leave a scope",
     "pause": "autograd.pause and predict_mode inside of a scope",
     "held": "values inside of a sample that somebody holds",
+    "freshness": "compared: which gradients were written, and stale warnings",
     "errors": "programs that end with an error in the loop",
     "layers": "Gluon's layers",
     "cells": "Gluon's recurrent cells",

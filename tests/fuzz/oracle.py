@@ -9,6 +9,7 @@ import numpy as np
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import mx
 
+from .cavs_loop import cavs_run, loop_run
 from .families import FAMILIES
 from .notes import observe
 from .values import Draw
@@ -26,15 +27,18 @@ class Case:
         self.families = frozenset(FAMILIES if families is None else families)
         for attempt in range(LOOP_ONLY):
             draw = Draw((seed, face, attempt))
-            self.options = draw_options(draw, backend, self.families)
+            self.options = draw_options(draw, face, backend, self.families)
             self.source = write_program(face, draw, self.families)
-            self.loop = observe(compiled(self.source), contextlib.nullcontext, make_data)
+            self.loop = observe(compiled(self.source), ways_of(self.source, self.options)[0], make_data)
             if "error" not in self.loop or ("errors" in self.families and draw.chance(0.3)):
                 break
 
     def run(self):
         """What differs: a list of (kind, name, in the loop, in the scope)."""
-        return differences_of(self.source, self.options, self.loop)
+        return self.differences(self.source, self.options, self.loop)
+
+    def differences(self, source, options, loop=None):
+        return differences_of(source, options, loop, freshness="freshness" in self.families)
 
 
 def write_program(face, draw, families):
@@ -45,7 +49,9 @@ def write_program(face, draw, families):
     return gluon_program(draw, families)
 
 
-def draw_options(draw, backend, families):
+def draw_options(draw, face, backend, families):
+    if face == "cavs":
+        return {"backend": backend}
     options = {"backend": backend, "policy": draw.pick("depth", "depth", "agenda", "cost", "auto", "none"),
                "granularity": draw.pick("auto", "op", "vertex", "graph")}
     if draw.chance(0.15):
@@ -55,6 +61,13 @@ def draw_options(draw, backend, families):
     if "flushes" in families and draw.chance(0.1):
         options["max_pending"] = draw.integer(1, 9)
     return options
+
+
+def ways_of(source, options):
+    """What a program is given to run as the loop, and batched."""
+    if "cavs.VertexFunction" in source:
+        return loop_run, lambda *args: cavs_run(*args, backend=options["backend"])
+    return contextlib.nullcontext, lambda: gdb.batching(**options)
 
 
 def compiled(source):
@@ -72,20 +85,31 @@ def forget():
     sys.modules["gluon_dynbatch.choose"].AUTO.forget()
 
 
-def differences_of(source, options, loop=None):
-    """Run a program both ways; nothing that the loop itself does not decide counts."""
-    program = compiled(source)
+def differences_of(source, options, loop=None, freshness=True):
+    """Run a program both ways; nothing that the loop itself does not decide counts.
+
+    Without `freshness` nothing is asked of gradients that the loop leaves alone.
+    """
+    program, (as_loop, as_batch) = compiled(source), ways_of(source, options)
     if loop is None:
-        loop = observe(program, contextlib.nullcontext, make_data)
+        loop = observe(program, as_loop, make_data)
     forget()
-    batched = observe(program, lambda: gdb.batching(**options), make_data)
+    batched = observe(program, as_batch, make_data)
     found = compare(loop, batched)
+    if not freshness:
+        found = [d for d in found if not left_alone(d, loop)]
     if not found or found[0][0] == "error":
         return found
     doubts = []
     for other in (make_data, perturbed(1), perturbed(2), in_float64):
-        doubts.append(observe(program, contextlib.nullcontext, other))
+        doubts.append(observe(program, as_loop, other))
     return [d for d in found if not doubtful(d, doubts)]
+
+
+def left_alone(difference, loop):
+    """Whether it is about a gradient that no pass of the loop has written."""
+    kind, name, _, _ = difference
+    return kind in ("fresh", "stale") or kind == "grad" and not loop.get(name.replace("grad,", "fresh,", 1), 1)
 
 
 def manner_of(difference):

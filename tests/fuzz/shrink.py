@@ -5,7 +5,7 @@ import inspect
 import itertools
 import time
 
-from . import notes
+from . import cavs_loop, notes
 from .oracle import differences_of, manner_of
 
 SIMPLER_OPTIONS = ({"policy": "depth"}, {"granularity": "op"}, {"granularity": "vertex"})
@@ -26,8 +26,8 @@ def shrink(source, options, difference, differences=differences_of, seconds=60.0
     for extra in [key for key in options if key not in ("backend", "policy", "granularity")]:
         smaller = {key: value for key, value in options.items() if key != extra}
         options = smaller if fails(source, smaller) else options
-    for change in SIMPLER_OPTIONS:
-        if options.get("granularity") != "op" and fails(source, {**options, **change}):
+    for change in SIMPLER_OPTIONS if "policy" in options else ():
+        if options["granularity"] != "op" and fails(source, {**options, **change}):
             options = {**options, **change}
     size = None
     while size != len(source) and time.monotonic() < end:
@@ -178,8 +178,8 @@ nd, nn, rnn, F = mx.nd, gluon.nn, gluon.rnn, mx.nd
 nan, inf = float("nan"), float("inf")
 '''
 TAIL = '''
-loop = observe(program, contextlib.nullcontext, data)
-batched = observe(program, lambda: gdb.batching({options}), data)
+loop = observe(program, {}, data)
+batched = observe(program, {}, data)
 for what in dict.fromkeys([*loop, *batched]):
     want, got = (str(found.get(what, "absent")) for found in (loop, batched))
     print(what, "|", want) if want == got else print(what, "| LOOP", want, "| SCOPE", got)
@@ -192,7 +192,8 @@ def pasted(source, options):
     helper = inspect.getsource(notes).split('"""', 2)[2].replace("from cavs_core.mxnet_compat import mx\n", "")
     make = '\n\ndef data(values, dtype):\n    return mx.nd.array(np.array(values, dtype), dtype=dtype)\n\n\n'
     extra = ""
-    if "cavs_run" in source:
-        from . import cavs_loop
+    ways = ("contextlib.nullcontext", f"lambda: gdb.batching({words})")
+    if "cavs.VertexFunction" in source:
+        ways = ("loop_run", f"lambda *args: cavs_run(*args, {words})")
         extra = inspect.getsource(cavs_loop).split('"""', 2)[2] + "\n\n"
-    return HEAD + helper + make + extra + source + TAIL.format(options=words)
+    return HEAD + helper + make + extra + source + TAIL.format(*ways)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+import cavs_core as cavs
 import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
@@ -34,7 +35,7 @@ def make_data(values, dtype):
 def namespace():
     """What every program may name."""
     return {"np": np, "gdb": gdb, "autograd": autograd, "gluon": gluon, "mx": mx, "nd": mx.nd, "F": mx.nd, "nn": gluon.nn,
-            "rnn": gluon.rnn, "nan": np.nan, "inf": np.inf, "data": make_data}
+            "rnn": gluon.rnn, "cavs": cavs, "nan": np.nan, "inf": np.inf, "data": make_data}
 
 
 class Writer:
@@ -44,6 +45,7 @@ class Writer:
         self.front, self.lines, self.indent = [], [], 0     # arrays and functions; then what runs
         self.pool, self.leaves, self.weights = [], {}, []   # leaves: name -> grad_req, or None
         self.ns, self.dtype, self.count = "nd", "float32", 0
+        self.left_out = set()                               # operators that this program does not call
         self.shared, self.blocks = [], []                   # values that all samples may read; names of blocks
         self.symbolic, self.parameters = False, None        # inside a block's code
 
@@ -214,7 +216,7 @@ class Writer:
     def operators(self):
         """The drawings that this run may make, with their weights."""
         if not hasattr(self, "_operators"):
-            left_out = {name for family, names in OPERATORS_OF.items() if not self.allowed(family) for name in names}
+            left_out = self.left_out | {name for family, names in OPERATORS_OF.items() if not self.allowed(family) for name in names}
             self._operators = {name: WEIGHTS.get(name, 1.0) for name in DRAWN if name not in left_out}
         return self._operators
 

@@ -1,4 +1,4 @@
-"""The `conftest.py` that docs/compatibility.md shows runs tests of the make of MXNet's own, with a scope and without."""
+"""The `conftest.py` that docs/compatibility.md shows runs tests of the make of MXNet's, in a scope and without."""
 
 import os
 import re
@@ -53,8 +53,8 @@ def test_four_is_not_spoiled():
 def test_the_conftest_of_the_page_runs_tests_of_the_make_of_mxnets(backend, word, tmp_path):
     (tmp_path / "conftest.py").write_text(re.search(r"^```py\n(.*?)^```$", PAGE, re.M | re.S).group(1))
     (tmp_path / "test_strangers.py").write_text(STRANGERS)
-    run = subprocess.run([sys.executable, "-m", "pytest", "-vs", "-p", "no:cacheprovider", "-W", "ignore", "--rootdir", tmp_path,
-                          "test_strangers.py"], cwd=tmp_path, text=True, capture_output=True, timeout=300,
+    command = [sys.executable, "-m", "pytest", "-vs", "-p", "no:cacheprovider", "-W", "ignore", "test_strangers.py"]
+    run = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=300,
                          env={**os.environ, "BACKEND": backend, "PYTHONPATH": str(ROOT)})
     results = dict(re.findall(r"::(\w+) .*?(PASSED|FAILED)", run.stdout, re.S))
     assert results == {"test_one_waits": "PASSED", "test_two_raises": "PASSED", "test_three_fails": "FAILED",

@@ -43,8 +43,9 @@ class Op:
     rowwise = False
     #: a backward pass ends here: for what lies behind, the call does not exist
     leaves_tape = False
-    #: how many axes MXNet's operator takes, and those of the gradient; None if any number. With `merges_axes` neighbours
-    #: along which the same operands and results are 1 count as one axis, and those along which all are 1 do not count.
+    #: how many axes MXNet's operator takes, and those of the gradient; None if any number. With `merges_axes`
+    #: neighbours along which the same operands and results are 1 count as one axis, and those along which all are 1 do
+    #: not count.
     max_axes: int | None = None
     merges_axes = False
 

@@ -249,7 +249,8 @@ class Tile(Composite):
         y = b.reshape(x, (1,) * (width - len(shape)) + shape)
         reps = (1,) * (width - len(reps)) + reps
         # what MXNet does: each axis once as many, and once as long
-        lookup("broadcast_to").check_axes([_alternating((1,) * width, b.shape(y)), _alternating(reps, b.shape(y))], SHARED)
+        lookup("broadcast_to").check_axes(
+            [_alternating((1,) * width, b.shape(y)), _alternating(reps, b.shape(y))], SHARED)
         for axis, count in enumerate(reps):
             y = _repeated(b, y, axis, count, whole=True)
         return b.emit("_copy", x) if y == x else y

@@ -96,6 +96,11 @@ def owner_of(array: Any) -> Any:
         return None
 
 
+def _has_gradient(array: Any) -> bool:
+    with listening(None):           # the first time it takes operators to find out
+        return needs_gradient(array)
+
+
 class Calls:
     """The calls since the last flush.
 
@@ -231,7 +236,7 @@ class Calls:
         if not isinstance(array, NDArray) or self.recorder.why_apart(array):
             return NO_ARRAY
         known = self.leaf_of.get((id(array), "by rows"))
-        if known is None or not needs_gradient(array):      # (an array has one gradient, and so it is one leaf)
+        if known is None or not _has_gradient(array):       # (an array has one gradient, and so it is one leaf)
             known = self._leaf(array, array_spec(array))
         self.leaf_of[id(array)] = known
         if id(array) in self.recorder.parameters:
@@ -256,7 +261,7 @@ class Calls:
         if not isinstance(array, NDArray) or self.recorder.why_apart(array):
             return NO_ARRAY
         leaf, spec = self.leaf_of.get(id(array)), array_spec(array, by_rows=True)
-        if leaf is None or (leaf.owner.spec != spec and not needs_gradient(array)):
+        if leaf is None or (leaf.owner.spec != spec and not _has_gradient(array)):
             leaf = self._leaf(array, spec)
         self.leaf_of[key] = leaf
         return leaf

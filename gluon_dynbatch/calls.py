@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from cavs_core import LazyArray, listening, needs_gradient, off_tape, thread_state
 from cavs_core.mxnet_compat import mx
 
@@ -19,8 +21,9 @@ from .runtime import run_calls
 from .signature import CallClass, Signature
 from .values import DEVICES, SPECS, Stretches, array_spec, data_spec, memory_of
 
-__all__ = ["NO_ARRAY", "BaseSparseNDArray", "Calls", "Entry", "Owner", "owner_of"]
+__all__ = ["CHECKED", "NO_ARRAY", "BaseSparseNDArray", "Calls", "Entry", "Owner", "owner_of"]
 
+CHECKED = "gather_nd"           # the operator that raises for indices out of range; others bring them into range
 NDArray = mx.nd.NDArray
 BaseSparseNDArray = mx.nd.sparse.BaseSparseNDArray
 
@@ -96,6 +99,17 @@ def owner_of(array: Any) -> Any:
         return None
 
 
+def _check_indices(indices: Any, shape: tuple[int, ...]) -> None:
+    """Raise where MXNet does."""
+    with listening(None):
+        numbers = indices.asnumpy()
+    for axis, (size, part) in enumerate(zip(shape, numbers)):
+        outside = part[(part < -size) | (part > size - 1)]
+        if len(outside):
+            raise IndexError(f"{CHECKED}: index {outside[0]} is out of bounds for axis {axis} with size {size} of an "
+                             f"array of shape {shape}")
+
+
 def _has_gradient(array: Any) -> bool:
     with listening(None):           # the first time it takes operators to find out
         return needs_gradient(array)
@@ -133,6 +147,7 @@ class Calls:
         self.leaf_of: dict[Any, LazyArray] = {}             # id of an array -> what stands for it
         self.memory = Stretches()               # of the arrays that recorded calls read, as far as somebody asked
         self.num_leaves_seen = self.num_classes_seen = 0
+        self.checks: list[tuple[LazyArray, Any, tuple[int, ...]]] = []      # indices, and what they are of: its shape
         self.views: dict[int, tuple[int, Any]] = {}         # value -> (the value it is a view of, how to make it)
         self.viewed: set[int] = set()
         self.started = time.perf_counter()
@@ -189,9 +204,12 @@ class Calls:
                 self.watchers.append("a flush")
                 try:
                     with off_tape():
+                        checks, self.checks = self.checks, []       # (with the indices, so that they live)
                         self.flushed = run_calls(self, reason)
+                        for operand, array, shape in checks:
+                            _check_indices(array if operand.token < 0 else operand, shape)
                 except BaseException as error:
-                    self.failure = error
+                    self.failure, self.flushed = error, None        # nobody shall read what came of wrong indices
                     raise
 
     def forget(self) -> None:
@@ -206,6 +224,7 @@ class Calls:
             if self.flushed is None:
                 self.failure = DiscardedError(
                     "this array was recorded in a batching scope that an exception left before it was computed")
+                self.checks = []
                 find_held(self.made, recycles=True)
                 self.forget()
 

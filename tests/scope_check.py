@@ -64,6 +64,8 @@ def _results(fn, data, grad_req, grad, batching):
         found += [(f"gradient {k}", x.grad.asnumpy()) for k, x in enumerate(arrays) if x.grad is not None]
         return [*found, ("freshness", np.array([x._fresh_grad for x in variables]))], scope
     except Exception as error:
+        with contextlib.suppress(Exception):
+            mx.nd.waitall()                 # what else failed on the way is not the next one's error
         return error, scope
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from drawn_moves import drawn_program, Moves
+from drawn_moves import Moves, drawn_program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scope_check import check_scope
@@ -39,7 +39,7 @@ REVERSED = {
 
 @pytest.mark.parametrize("name", REVERSED)
 def test_reversed_axes_are_reversed(name):
-    check_scope(REVERSED[name], numbers(3, 4))
+    check_scope(REVERSED[name], numbers(3, 4), backends=["mxnet"])
     check_scope(lambda x: REVERSED[name](x) * 2, numbers(3, 4))
 
 
@@ -95,17 +95,17 @@ def test_calls_of_one_row_and_of_many_in_one_scope(name):
     shape, fn = DEPENDS_ON_ONES[name]
     data = [numbers(rows, *shape[1:]) for rows in (*shape[:1], 1, 3, 1, 5)]
     check_scope(lambda *xs: [fn(x * 1) for x in xs], *data)
-    check_scope(lambda *xs: [fn(x) * 2 for x in xs], *data)
+    check_scope(lambda *xs: [fn(x) * 2 for x in xs], *data, backends=["mxnet"])
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_chains_of_moves_on_mxnet(data):
     _check_chain(Moves(data), 5, ["mxnet"])
 
 
 @given(st.data())
-@settings(max_examples=15)
+@settings(max_examples=6)
 def test_chains_of_moves_on_native_code(data):
     _check_chain(Moves(data), 3, ["native"])
 

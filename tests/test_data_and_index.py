@@ -37,7 +37,7 @@ def test_the_gradient_of_an_array_that_is_data_and_index(name, order):
         found.append(AS_INDEX[name](x, t) if looked_up is None else looked_up)
         return found + [data(x) * 2] * (order == "data on both sides")
 
-    for grad_req in ("write", "add"):
+    for grad_req in ("write", "add")[:1 if name == "label" else 2]:         # MXNet's output layer never adds
         for data in AS_DATA.values():
             check_scope(lambda x, t, data=data: program(x, t, data), x, table, grad_req=grad_req, backends=["mxnet"],
                         uninitialised=[0] * (name == "label"))
@@ -87,13 +87,13 @@ def test_gradients_of_all_uses_of_an_array_meet(data):
 # ---- indices out of range --------------------------------------------------------------------------------------------
 
 INDICES = {"in range": [0, 1, -1], "the last from the end": [-3], "beyond": [0, 5, 1], "before": [-1, -4],
-           "fractions": [0.5, 1.9, -0.5], "a fraction beyond": [2.1], "no number": [float("nan"), 0]}
+           "fractions": [0.5, 1.9, -0.5], "a fraction beyond": [2.1]}
 LOOKUPS = {
     "gather_nd": lambda x, i: nd.gather_nd(x, i.reshape((1, -1))),
     "gather_nd of two axes": lambda x, i: nd.gather_nd(x, nd.stack(i, nd.ones_like(i))),
     "array as index": lambda x, i: x[i], "array and array": lambda x, i: x[i, nd.zeros_like(i)],
-    "list": lambda x, i: x[[int(k) if k == k else 9 for k in i.asnumpy()]],
-    "take": lambda x, i: nd.take(nd.stop_gradient(x), nd.where(i == i, i, nd.zeros_like(i))),
+    "list": lambda x, i: x[[int(k) for k in i.asnumpy()]],
+    "take": lambda x, i: nd.take(x, i),
     "take, wrapped": lambda x, i: nd.take(x, i, mode="wrap"), "pick": lambda x, i: nd.pick(x[:1], i[:1]),
     "one_hot": lambda x, i: nd.one_hot(i, depth=2) * x[0, 0],
 }

@@ -11,7 +11,7 @@ import numpy as np
 from cavs_core import CodeReads, LazyArray, Listener, ProgramError, TraceError, inactive, supports
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
-from .calls import NO_ARRAY, BaseSparseNDArray, Calls, Entry, Owner, owner_of
+from .calls import CHECKED, NO_ARRAY, BaseSparseNDArray, Calls, Entry, Owner, owner_of
 from .fastpath import KEYED, RETRY, common_owner, make_recorder, operand_form
 from .known_vertices import KnownVertex, find_vertex, title_of, vertex_key
 from .signature import (
@@ -146,6 +146,8 @@ class Recorder(Listener):
         result = entry.append(operands)
         if result is RETRY:
             return self._record_operator(name, arrays, attrs, call)
+        if name == CHECKED:
+            calls.checks.append((operands[1], arrays[1], operands[0].shape))
         if name not in _NEVER_SHORT:
             with contextlib.suppress(TypeError):        # an attribute that is a list
                 short[(name, *attrs.items(), *owners)] = entry
@@ -383,7 +385,8 @@ class Recorder(Listener):
         return fn(identity, *as_arrays(args))
 
 _UPDATED = {"BatchNorm": (3, 4)}                # operands that the backward pass of a trained operator writes
-_NEVER_SHORT = {*INDEX_OPERANDS, *_UPDATED}     # what stands for their operands depends on more than the owners
+# What stands for their operands depends on more than the owners; what is checked is noted in the general way.
+_NEVER_SHORT = {*INDEX_OPERANDS, *_UPDATED, CHECKED}
 _TRUE = ("True", "1")
 _TERMS = 8              # sums of more matrices are made of sums of so many, so that those of all lengths share launches
 

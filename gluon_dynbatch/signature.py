@@ -385,6 +385,8 @@ def vertex_signature(fn: Any, block: Any, title: str, nested: Any, specs: Sequen
 
     with DEVICES[specs[0]]:
         program = trace(traced, *[SPECS[s] for s in specs], name=title)
+    if program.checks:
+        raise ProgramError("gather_nd raises for indices out of range, which are known when it runs")
     count = iter(range(len(program.outputs)))
     template = map_nested(lambda x: None if x is None else next(count), structure[0])
 

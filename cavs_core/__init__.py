@@ -50,7 +50,7 @@ from .ragged import one_row_program
 from .roll import agrees, roll
 from .tape import UNTOUCHED, TapeBridge, wrap_backward
 from .tape_state import need_gradient, off_tape, on_tape
-from .trace import flatten, inactive, map_nested, trace
+from .trace import flatten, inactive, map_nested, sequence_like, trace
 from .vertex import VertexFunction
 
 __all__ = [
@@ -65,7 +65,7 @@ __all__ = [
     "cache_folder", "compiled", "copy_arrays", "flatten", "frames_of", "have_run", "inactive", "is_sparse",
     "kernel_sources", "let_change", "listening", "lookup", "make_run", "map_nested", "need_gradient", "note_seconds",
     "no_messages", "off_tape", "offsets_of", "on_tape", "one_row_program", "own_outputs", "plan_class",
-    "plan_messages", "respecified", "roll", "runs_in_the_end", "runs_natively", "supports", "target_of", "tell",
-    "thread_state", "to_super_hook", "view_of_data", "wrap_backward", "write_gradient",
+    "plan_messages", "respecified", "roll", "runs_in_the_end", "runs_natively", "sequence_like", "supports",
+    "target_of", "tell", "thread_state", "to_super_hook", "view_of_data", "wrap_backward", "write_gradient",
 ]
 __version__ = "0.1.0"

@@ -126,7 +126,7 @@ class LazyArray(NDArray, metaclass=_LazyType):
         if any(isinstance(k, _ADVANCED) for k in key):
             return super().__getitem__(key)         # MXNet's own, which is written in operators
         begin, end, step, shape = _basic_index(self.shape, key)
-        if 0 in shape and self.owner.has_values:    # no operator makes nothing
+        if (0 in shape or not shape) and self.owner.has_values:     # no operator makes nothing, or a number
             self.wait_to_read()
             return self[key]
         part = self
@@ -193,7 +193,7 @@ def _basic_index(shape, key):
         else:
             raise TypeError(f"an array cannot be indexed by {k!r}")
         axis += 1
-    return tuple(begin), tuple(end), tuple(step), tuple(kept) or (1,)
+    return tuple(begin), tuple(end), tuple(step), tuple(kept) or (() if mx.util.is_np_shape() else (1,))
 
 
 # ---- the hook --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from .kinds import class_kind, entry_kind
 from .results import Flushed
 from .runtime import run_calls
 from .signature import CallClass, Signature
-from .values import DEVICES, SPECS, Stretches, array_spec, data_spec, memory_of
+from .values import DEVICES, NO_ROWS, SPECS, Stretches, array_spec, data_spec, memory_of
 
 __all__ = ["NO_ARRAY", "BaseSparseNDArray", "Calls", "Entry", "Owner", "owner_of"]
 
@@ -228,7 +228,10 @@ class Calls:
             return known
         if not isinstance(array, NDArray) or self.recorder.why_apart(array):
             return NO_ARRAY
-        known = self.leaf_of[id(array)] = self._leaf(array, array_spec(array))
+        spec = array_spec(array)
+        if spec == NO_ROWS:
+            return NO_ARRAY
+        known = self.leaf_of[id(array)] = self._leaf(array, spec)
         if id(array) in self.recorder.parameters:
             known.owner = Owner(self, known.owner.spec, id(array))
         return known
@@ -257,9 +260,10 @@ class Calls:
         return made
 
     def data(self, value: Any) -> LazyArray:
-        """What stands for a Python number or numpy array."""
+        """What stands for a Python number or numpy array; NO_ARRAY if it cannot be an operand."""
         recorder = self.recorder
-        return self._leaf(value, recorder.number_spec if type(value) is float else data_spec(value, recorder.context))
+        spec = recorder.number_spec if type(value) is float else data_spec(value, recorder.context)
+        return NO_ARRAY if spec == NO_ROWS else self._leaf(value, spec)
 
     def _leaf(self, value: Any, spec: int) -> LazyArray:
         self.leaves.append(value)

@@ -37,7 +37,7 @@ from cavs_core import (
 from cavs_core.mxnet_compat import autograd, mx
 
 from .fastpath import structure_of
-from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS, is_by_rows, spec_number
+from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS, has_rows, is_by_rows, spec_number
 
 __all__ = ["ANY_NUMBER", "INDEX_OPERANDS", "CallClass", "Signature", "any_number_signature", "operator_signature",
            "takes_any_number", "vertex_signature"]
@@ -241,6 +241,7 @@ def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], t
         return builder.program
 
     program = build([SPECS[s].shape for s in specs])
+    _check_rows(program)
     given = {k: v for k, v in attrs.items() if k != "training"}
 
     def run_alone(_: Any, operands: list[Any]) -> list[Any]:
@@ -340,6 +341,13 @@ def _alias_of(name: str, program: Program, spec: int) -> int:
     return int(rows[0]) if (np.diff(rows) == 1).all() else -1
 
 
+def _check_rows(program: Program) -> None:
+    """Raise ProgramError if a value has no elements, or no axes: nothing of it could be a row of a buffer."""
+    odd = next((spec.shape for spec in program.specs if not has_rows(spec.shape)), None)
+    if odd is not None:
+        raise ProgramError(f"a value of shape {odd} has no rows")
+
+
 def vertex_signature(fn: Any, block: Any, title: str, nested: Any, specs: Sequence[int], training: bool) -> Signature:
     """Trace ``fn(block, *args)`` on placeholders; `nested` is the structure of the arguments, with operand numbers.
 
@@ -354,6 +362,7 @@ def vertex_signature(fn: Any, block: Any, title: str, nested: Any, specs: Sequen
 
     with DEVICES[specs[0]]:
         program = trace(traced, *[SPECS[s] for s in specs], name=title)
+    _check_rows(program)
     count = iter(range(len(program.outputs)))
     template = map_nested(lambda x: None if x is None else next(count), structure[0])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import threading
 import types
 from typing import Any
@@ -158,10 +159,19 @@ def let_change(function):
     _change_class = function
 
 
+class _OwnHandle(ctypes.c_void_p):
+    """A handle that is freed when nobody has it any more."""
+
+    def __del__(self):
+        mx.base._LIB.MXNDArrayFree(self)
+
+
 def become_array(lazy, array):
     """Turn a LazyArray into an NDArray that takes over the handle of `array`; the handle."""
     handle = array.handle
     array.handle = None                 # freeing nothing is allowed
+    if gc.is_finalized(lazy):           # somebody's __del__ asks for it, and its own will not be called any more
+        handle = _OwnHandle(handle.value)
     _change_class(lazy, NDArray)
     lazy.handle, lazy.writable = handle, True
     return handle

@@ -6,12 +6,11 @@ The names behind the comment in `__all__` are for those who build another face o
 from .array_memory import address_of_data, array_at, view_of_data
 from .backends.choose import BACKENDS, have_run, make_run, note_seconds, runs_in_the_end, runs_natively
 from .backends.mxnet_ops import MXNetBackend
-from .backends.native_cpu.kernel_cache import cache_folder
 from .backends.native_cpu.prepare import are_ready, kernel_sources
 from .backends.native_cpu.row_sums import add_equal_rows
 from .backends.targets import WRITTEN, Target
 from .code_reads import CodeReads
-from .compiling import compiled
+from .compiling import cache_folder, compiled
 from .errors import (
     ArityError,
     CycleError,

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cavs_core import LazyArray, listening, needs_gradient, off_tape, thread_state
 from cavs_core.mxnet_compat import mx
 
@@ -19,7 +17,7 @@ from .kinds import class_kind, entry_kind
 from .results import Flushed
 from .runtime import run_calls
 from .signature import CallClass, Signature
-from .values import DEVICES, SPECS, Stretches, array_spec, data_spec, memory_of
+from .values import DEVICES, NO_ROWS, SPECS, Stretches, array_spec, data_spec, memory_of
 
 __all__ = ["CHECKED", "NO_ARRAY", "BaseSparseNDArray", "Calls", "Entry", "Owner", "owner_of"]
 
@@ -254,9 +252,12 @@ class Calls:
             return known
         if not isinstance(array, NDArray) or self.recorder.why_apart(array):
             return NO_ARRAY
+        spec = array_spec(array)
+        if spec == NO_ROWS:
+            return NO_ARRAY
         known = self.leaf_of.get((id(array), "by rows"))
         if known is None or not _has_gradient(array):       # (an array has one gradient, and so it is one leaf)
-            known = self._leaf(array, array_spec(array))
+            known = self._leaf(array, spec)
         self.leaf_of[id(array)] = known
         if id(array) in self.recorder.parameters:
             known.owner = Owner(self, known.owner.spec, id(array))
@@ -280,6 +281,8 @@ class Calls:
         if not isinstance(array, NDArray) or self.recorder.why_apart(array):
             return NO_ARRAY
         leaf, spec = self.leaf_of.get(id(array)), array_spec(array, by_rows=True)
+        if spec == NO_ROWS:
+            return NO_ARRAY
         if leaf is None or (leaf.owner.spec != spec and not _has_gradient(array)):
             leaf = self._leaf(array, spec)
         self.leaf_of[key] = leaf
@@ -292,9 +295,10 @@ class Calls:
         return made
 
     def data(self, value: Any) -> LazyArray:
-        """What stands for a Python number or numpy array."""
+        """What stands for a Python number or numpy array; NO_ARRAY if it cannot be an operand."""
         recorder = self.recorder
-        return self._leaf(value, recorder.number_spec if type(value) is float else data_spec(value, recorder.context))
+        spec = recorder.number_spec if type(value) is float else data_spec(value, recorder.context)
+        return NO_ARRAY if spec == NO_ROWS else self._leaf(value, spec)
 
     def _leaf(self, value: Any, spec: int) -> LazyArray:
         self.leaves.append(value)

@@ -229,6 +229,8 @@ def _repeated(b, x, axis, count, whole):
     """Axis `axis` repeated `count` times, as a whole (tile) or element by element (repeat), by broadcasting."""
     if count == 1:
         return x
+    if count < 1:
+        raise ProgramError(f"an axis repeated {count} times has no elements")
     shape = b.shape(x)
     cut = axis if whole else axis + 1
     before, behind = int(np.prod(shape[:cut])), int(np.prod(shape[cut:]))

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from cavs_core import LazyArray, listening, off_tape, thread_state
+from cavs_core import LazyArray, listening, needs_gradient, off_tape, thread_state
 from cavs_core.mxnet_compat import mx
 
 from .errors import DiscardedError
@@ -216,10 +216,12 @@ class Calls:
 
     # ---- operands ----------------------------------------------------------------------------
 
-    def operand(self, array: Any) -> LazyArray:
+    def operand(self, array: Any, by_rows: bool = False) -> LazyArray:
         """The array itself, if it stands for a value of these calls, else what stands for it."""
         owner = owner_of(array)
-        return array if isinstance(owner, Owner) and owner.calls is self else self.outside(array)
+        if isinstance(owner, Owner) and owner.calls is self:
+            return array
+        return self.index(array) if by_rows else self.outside(array)
 
     def outside(self, array: Any) -> LazyArray:
         """What stands for an outside array, one and the same each time; NO_ARRAY if it cannot be an operand."""
@@ -228,7 +230,10 @@ class Calls:
             return known
         if not isinstance(array, NDArray) or self.recorder.why_apart(array):
             return NO_ARRAY
-        known = self.leaf_of[id(array)] = self._leaf(array, array_spec(array))
+        known = self.leaf_of.get((id(array), "by rows"))
+        if known is None or not needs_gradient(array):      # (an array has one gradient, and so it is one leaf)
+            known = self._leaf(array, array_spec(array))
+        self.leaf_of[id(array)] = known
         if id(array) in self.recorder.parameters:
             known.owner = Owner(self, known.owner.spec, id(array))
         return known
@@ -243,11 +248,17 @@ class Calls:
         return leaf
 
     def index(self, array: Any) -> LazyArray:
-        """What stands for an outside array that is stored by rows."""
+        """What stands for an outside array that is stored by rows, unless it is known and asks for a gradient."""
         key = (id(array), "by rows")
         leaf = self.leaf_of.get(key)
-        if leaf is None:
-            leaf = self.leaf_of[key] = self._leaf(array, array_spec(array, by_rows=True))
+        if leaf is not None:
+            return leaf
+        if not isinstance(array, NDArray) or self.recorder.why_apart(array):
+            return NO_ARRAY
+        leaf, spec = self.leaf_of.get(id(array)), array_spec(array, by_rows=True)
+        if leaf is None or (leaf.owner.spec != spec and not needs_gradient(array)):
+            leaf = self._leaf(array, spec)
+        self.leaf_of[key] = leaf
         return leaf
 
     def word(self, number: Any) -> LazyArray:

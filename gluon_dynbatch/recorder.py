@@ -168,14 +168,12 @@ class Recorder(Listener):
         """What stands for the operands of an operator call, or None if it cannot be batched."""
         if not supports(name):
             return None
-        operands = [calls.operand(x) for x in arrays]
+        by_rows = INDEX_OPERANDS.get(name, ())
+        operands = [calls.operand(x, k in by_rows) for k, x in enumerate(arrays)]
         if name == "Embedding" and operands[1] is NO_ARRAY and id(arrays[1]) in self._sparse_grads:
             operands[1] = calls.table(arrays[1])        # its gradient is made of the rows that are looked up
         if any(x is NO_ARRAY for x in operands):
             return None
-        for k in INDEX_OPERANDS.get(name, ()):
-            if operands[k] is not arrays[k]:
-                operands[k] = calls.index(arrays[k])
         return operands
 
     def _operator_entry(self, calls: Calls, name: str, attrs: dict[str, Any], owners: list[Any]) -> Entry | None:
@@ -194,7 +192,7 @@ class Recorder(Listener):
         if signature is None:
             try:
                 signature = (any_number_signature(name, specs[0]) if listed else
-                             operator_signature(name, attrs, specs, self.training, name in _LISTS))
+                             operator_signature(name, attrs, specs, self.training))
             except ProgramError as error:
                 self.alone(f"operator {name}: {str(error).splitlines()[0]}")
                 return None
@@ -401,5 +399,3 @@ def _add_in_parts(arrays: Any) -> Any:
         arrays = [mx.nd.add_n(*part) if len(part) > 1 else part[0] for part in parts]
     return arrays[0]
 
-
-_LISTS = ("SliceChannel", "_split_v2")          # operators that return a list even of one

@@ -14,6 +14,7 @@ A composite op states only `expand`: how it is written in plain ops; the five fo
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,12 @@ class Op:
     ignored: tuple[str, ...] = ()
     #: a new row axis changes nothing: the call on whole arrays is the call on one sample
     rowwise = False
+    #: a backward pass ends here: for what lies behind, the call does not exist
+    leaves_tape = False
+    #: how many axes MXNet's operator takes, and those of the gradient; None if any number. With `merges_axes` neighbours
+    #: along which the same operands and results are 1 count as one axis, and those along which all are 1 do not count.
+    max_axes: int | None = None
+    merges_axes = False
 
     def __init__(self, name: str):
         self.name = name
@@ -70,6 +77,18 @@ class Op:
                 "Use v.spread(x) to show x to every child, or reduce the children with .sum(), .max() or .mean().")
         return kinds.pop() if kinds else SHARED
 
+    def num_axes(self, shapes: Sequence[tuple[int, ...]]) -> int:
+        """How many axes of operands and results of one sample count for `max_axes`."""
+        if not self.merges_axes:
+            return max(map(len, shapes))
+        patterns = [[n == 1 for n in sizes] for sizes in zip(*shapes)]
+        return sum(1 for _ in itertools.groupby(ones for ones in patterns if not all(ones)))
+
+    def check_axes(self, shapes: Sequence[tuple[int, ...]], kind: str) -> None:
+        """Refuse what MXNet's operator cannot do on rows."""
+        if self.max_axes is not None and (count := self.num_axes(shapes) + (kind != SHARED)) > self.max_axes:
+            raise ProgramError(f"{self.name}: {count} axes, with that of the rows; MXNet takes {self.max_axes} at most")
+
     def rows(self, e, a: dict[str, Any], *xs):
         """Default: the call itself, shared operands seen by every row as a leading axis of one."""
         if not self.rowwise:
@@ -97,6 +116,10 @@ class Op:
 
     def mxnet(self, F, a: dict[str, Any], *xs):
         return (getattr(F, self.name, None) or getattr(F._internal, self.name))(*xs, **a)
+
+    def alone(self, F, name: str, attrs: dict[str, Any], xs: Sequence[Any]) -> Any:
+        """The call that was recorded, by MXNet itself: its name, attributes as they were given, and real arrays."""
+        return (getattr(F, name, None) or getattr(F._internal, name))(*xs, **attrs)
 
     def build(self, b: Builder, a: dict[str, Any], xs: Sequence[int]) -> list[int]:
         specs = [b.specs[x] for x in xs]
@@ -162,6 +185,7 @@ class Builder:
 
     def append(self, op: Op, a: dict[str, Any], xs: Sequence[int], outs, kind: str) -> list[int]:
         first = len(self.specs)
+        op.check_axes([*(self.specs[x].shape for x in xs), *(shape for shape, _ in outs)], kind)
         self.specs.extend(Spec(tuple(shape), dtype, kind) for shape, dtype in outs)
         values = list(range(first, len(self.specs)))
         self.program.instrs.append(
@@ -169,10 +193,17 @@ class Builder:
         return values
 
     def call(self, name: str, xs: Sequence[int], attrs: dict[str, Any]) -> list[int]:
-        """Append one call with raw attributes; the outputs' values."""
-        op = lookup(name, self.origin)
+        """Append one call with raw attributes; the outputs' values.
+
+        Operands whose values do not matter (the one that `reshape_like` only has the shape of) are noted: on MXNet's
+        tape they get a gradient of zero.
+        """
+        op, first = lookup(name, self.origin), len(self.program.instrs)
         try:
-            return op.build(self, op.normalise(attrs), xs)
+            made = op.build(self, op.normalise(attrs), xs)
+            if isinstance(op, Composite):
+                self._note_unread(first, xs, made)
+            return made
         except ProgramError as err:
             if not self.origin or self.origin in str(err):      # said already: a composite calls from inside
                 raise
@@ -181,6 +212,16 @@ class Builder:
             shapes = ", ".join(str(self.specs[x]) for x in xs)
             where = f" (called by {self.origin})" if self.origin else ""
             raise ProgramError(f"{name}({shapes}; {attrs}){where}: {err}") from err
+
+    def _note_unread(self, first: int, xs: Sequence[int], made: Sequence[int]) -> None:
+        """Note the operands that the instructions from `first` on do not read."""
+        read = set(made)
+        for instr in reversed(self.program.instrs[first:]):
+            if not read.isdisjoint(instr.outputs):
+                read.update(instr.inputs)
+        unread = [x for x in xs if x not in read]
+        for y in made if unread else ():
+            self.program.unread.setdefault(y, []).extend(unread)
 
     def emit(self, name: str, *xs: int, **attrs: Any) -> int:
         """Append one call; its only output."""

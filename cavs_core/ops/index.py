@@ -160,6 +160,7 @@ class Pick(Op):
     """One element along `axis` for every other position; the axis stays as size 1."""
 
     attrs = {"axis": Required}
+    max_axes = 6            # its gradient brings the axis to its place
 
     def infer(self, a, x, index):
         return [(tuple(1 if i == a["axis"] else n for i, n in enumerate(x.shape)), x.dtype)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from ..errors import ProgramError
-from .base import Composite, Op, Required, axes_of, normal_axis, register
+from ..program import SHARED
+from .base import Composite, Op, Required, axes_of, lookup, normal_axis, register
 
 
 def resolve_reshape(shape, codes, reverse=False):
@@ -126,6 +129,7 @@ register(Reshaping("reshape_like", dict.fromkeys(("lhs_begin", "lhs_end", "rhs_b
 
 class Transpose(Op):
     attrs = {"axes": ()}
+    max_axes = 6
 
     def build(self, b, a, xs):
         ndim = len(b.shape(xs[0]))
@@ -169,6 +173,7 @@ register(SwapAxis("SwapAxis"), "swapaxes")
 
 class BroadcastTo(Op):
     attrs = {"shape": Required}
+    max_axes, merges_axes = 5, True
 
     def build(self, b, a, xs):
         shape = b.shape(xs[0])
@@ -200,7 +205,10 @@ class BroadcastAxis(Composite):
         axes, sizes = ((v,) if isinstance(v, int) else v for v in (a["axis"], a["size"]))
         shape = list(b.shape(x))
         for i, n in zip(axes, sizes):
-            shape[normal_axis(i, len(shape))] = n
+            i = normal_axis(i, len(shape))
+            if shape[i] != 1:
+                raise ProgramError(f"broadcast_axis: axis {i} of shape {b.shape(x)} is not 1")
+            shape[i] = n
         return b.emit("broadcast_to", x, shape=tuple(shape))
 
 
@@ -227,6 +235,10 @@ def _repeated(b, x, axis, count, whole):
     return b.reshape(blocks, shape[:axis] + (shape[axis] * count,) + shape[axis + 1:])
 
 
+def _alternating(xs, ys):
+    return tuple(itertools.chain.from_iterable(zip(xs, ys)))
+
+
 class Tile(Composite):
     attrs = {"reps": Required}
 
@@ -235,7 +247,10 @@ class Tile(Composite):
         shape = b.shape(x)
         width = max(len(reps), len(shape))
         y = b.reshape(x, (1,) * (width - len(shape)) + shape)
-        for axis, count in enumerate((1,) * (width - len(reps)) + reps):
+        reps = (1,) * (width - len(reps)) + reps
+        # what MXNet does: each axis once as many, and once as long
+        lookup("broadcast_to").check_axes([_alternating((1,) * width, b.shape(y)), _alternating(reps, b.shape(y))], SHARED)
+        for axis, count in enumerate(reps):
             y = _repeated(b, y, axis, count, whole=True)
         return b.emit("_copy", x) if y == x else y
 

@@ -74,7 +74,7 @@ def vertex_lines(g, states, width, arity, layers, options):
     bring(g, "v.pull('x')", 1)
     for slot in range(arity or 0):
         bring(g, f"v.gather({slot})", len(states))
-    if arity is None or draw.chance(0.2):
+    if arity is None or options["allow_missing"] and draw.chance(0.3):
         if draw.chance(0.5):
             bring(g, "v.gather_sum()", len(states))
         else:

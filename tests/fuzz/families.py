@@ -12,6 +12,11 @@ FAMILIES = {
     "many axes": "arrays of five and six axes",
     "np_shape": "programs under mx.util.np_shape, with arrays of no axes",
     "squeeze all": "squeeze without an axis",
+    "one part": "split into one part, which is no list",
+    "batch norm": "BatchNorm, whose passes write running statistics",
+    "slice assign": "the operators behind x[1:2] = y, called by name",
+    "one axis": "operators that want two axes on an array of one",
+    "null": "arrays with attach_grad('null')",
     "data as index": "values that are data and index at once",
     "detach": "detach() and BlockGrad",
     "loss heads": "MakeLoss, SoftmaxOutput and others that ignore the gradient that comes in",
@@ -40,4 +45,5 @@ FAMILIES = {
 }
 
 #: Left out of the tests' slice until the library is mended; the aim is an empty list.
-NOT_YET = ()
+NOT_YET = ("integers", "integer gradients", "one part", "batch norm", "slice assign", "one axis", "null", "loss heads",
+           "special values", "errors")

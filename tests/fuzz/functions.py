@@ -159,7 +159,7 @@ def layer_text(g, shape, prefix, keep=False):
     return g.draw.pick(deferred, deferred, f"nn.LayerNorm(epsilon=0.1, prefix={prefix!r})",
                        f"nn.Activation({g.draw.pick(*activations)})", "nn.Dropout(0)", "nn.LeakyReLU(0.1)", "nn.ELU()",
                        "nn.SELU()", "nn.GELU()", "nn.Swish()", f"nn.PReLU(prefix={prefix!r})",
-                       f"nn.BatchNorm(epsilon=0.1, prefix={prefix!r})", f"nn.InstanceNorm(epsilon=0.1, prefix={prefix!r})",
+                       *[f"nn.BatchNorm(epsilon=0.1, prefix={prefix!r})"] * g.allowed("batch norm"), f"nn.InstanceNorm(epsilon=0.1, prefix={prefix!r})",
                        "nn.HybridLambda('tanh')")
 
 

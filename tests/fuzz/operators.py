@@ -193,6 +193,8 @@ def _softmax(g, x, name):
 
 @drawing("SoftmaxActivation")
 def _softmax_activation(g, x, name):
+    if len(x.shape) == 1 and not g.allowed("one axis"):
+        return None
     return call(g, name, x, mode=g.draw.pick("instance", "channel") if len(x.shape) > 2 else "instance")
 
 
@@ -301,7 +303,10 @@ def _stack(g, x, name):
 @drawing("SliceChannel", "split")
 def _split(g, x, name):
     axis = g.draw.axis(x.shape) % len(x.shape)
-    parts = g.draw.pick(*[n for n in range(1, x.shape[axis] + 1) if x.shape[axis] % n == 0])
+    counts = [n for n in range(1 if g.allowed("one part") else 2, x.shape[axis] + 1) if x.shape[axis] % n == 0]
+    if not counts:
+        return None
+    parts = g.draw.pick(*counts)
     squeeze = x.shape[axis] == parts and g.draw.chance(0.4)
     text = call(g, name, x, num_outputs=parts, axis=axis, squeeze_axis=squeeze)
     return text if parts == 1 else f"{text}[{g.draw.integer(0, parts - 1)}]" if g.draw.chance(0.5) else (

@@ -35,6 +35,8 @@ class Case:
 
     def run(self):
         """What differs: a list of (kind, name, in the loop, in the scope)."""
+        if "error" in self.loop and "errors" not in self.families:
+            return []
         return self.differences(self.source, self.options, self.loop)
 
     def differences(self, source, options, loop=None):

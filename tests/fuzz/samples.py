@@ -80,8 +80,7 @@ def part_of(g, x):
     """Text of a part of x by basic indexing."""
     def one(n):
         k = g.draw.integer(0, n - 1)
-        return g.draw.pick(str(k), str(k - n), f"{k}:{k + 1}", f"{k}:", f":{k + 1}", ":", "::2",
-                           *(["::-1"] if g.allowed("reversed slices") else []))
+        return g.draw.pick(str(k), str(k - n), f"{k}:{k + 1}", f"{k}:", f":{k + 1}", ":", "::2", "::-1")
     keys = [one(n) for n in x.shape[:g.draw.integer(1, len(x.shape))]]
     if len(keys) == len(x.shape) and not any(":" in key for key in keys):
         keys[-1] = ":"      # one number is an array of one: kept, but seldom of use

@@ -126,7 +126,8 @@ def inside(part):
     found = [child for child in ast.iter_child_nodes(part) if isinstance(child, ast.expr)]
     if isinstance(part, ast.Call):
         found.remove(part.func)
-        found += [part.func.value] * isinstance(part.func, ast.Attribute)
+        if isinstance(part.func, ast.Attribute):
+            found.append(part.func.value)
     return [x for x in found if not isinstance(x, (ast.Starred, ast.Constant, ast.Slice, ast.Tuple))]
 
 

@@ -146,7 +146,7 @@ class Writer:
         return Val(name, self.env[name], own=False)
 
     def grad_req(self):
-        return self.draw.pick("write", "write", "write", "add", "null", None)
+        return self.draw.pick("write", "write", "write", "add", "null" if self.allowed("null") else None, None)
 
     def weight(self, shape, dtype=None):
         """An array that many calls share: one from outside, or a parameter of the block."""
@@ -237,5 +237,6 @@ class Writer:
 OPERATORS_OF = {
     "detach": ["BlockGrad"],
     "loss heads": ["MakeLoss", "make_loss", "softmax_loss", "SoftmaxOutput", "Softmax"],
-    "reversed slices": [],
+    "batch norm": ["BatchNorm"],
+    "slice assign": ["_slice_assign", "_slice_assign_scalar", "_crop_assign", "_crop_assign_scalar"],
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cavs_core import compiling
 from cavs_core.backends.native_cpu import kernel_cache
 
 ROOT = Path(__file__).resolve().parent.parent

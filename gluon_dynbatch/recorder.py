@@ -213,9 +213,12 @@ class Recorder(Listener):
         return entry
 
     def _on_write(self, name, arrays, attrs, out, call):
-        """An operator that writes into an array that exists: x += y only gives x a new value, all else runs now."""
+        """An operator that writes into an array that exists: x += y only gives x a new value, all else runs now.
+
+        Under `record` it runs now as well: MXNet refuses to write into an array that is on its tape.
+        """
         calls = self.calls
-        operands = self._operands(name, arrays, calls) if arrays else None
+        operands = self._operands(name, arrays, calls) if arrays and not self.recording else None
         owners = [owner_of(x) for x in operands or ()]
         if (operands is not None and None not in owners and type(out) is LazyArray and calls.operand(out) is out
                 and not calls.shares_memory(out)):

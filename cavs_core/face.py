@@ -135,8 +135,8 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
                        "sample. Make them with from_parents, from_edges or from_networkx")
     inputs = {} if inputs is None else inputs
     if not isinstance(inputs, Mapping):
-        raise RunError(f"{name}: inputs is a {type(inputs).__name__}; expected a dict from the name of each pulled input "
-                       'to its rows, as in {"x": rows}')
+        raise RunError(f"{name}: inputs is a {type(inputs).__name__}; expected a dict from the name of each pulled "
+                       'input to its rows, as in {"x": rows}')
     graph = graphs if isinstance(graphs, InputGraph) else cell._batches.batch(list(graphs))
     parameters = _parameters(cell)
     ctx = _context(parameters, inputs)
@@ -286,16 +286,15 @@ def _rows(value: Any, key: str, graph: InputGraph, name: str, ctx: Any, floats: 
     return value
 
 
-def _as_rows(value: Any, what: str) -> Any:
+def _as_rows(given: Any, what: str) -> Any:
     """An array, from what somebody gave for one."""
-    if not isinstance(value, NDArray):
-        try:
-            value = np.asarray(value)
-        except ValueError as error:             # lists of different lengths; an object that is none of ours
-            raise RunError(f"{what} is a {type(value).__name__} that is no array ({error}); expected an array of "
-                           "numbers with one row per vertex") from error
+    wanted = "expected an array of numbers with one row per vertex"
+    try:
+        value = given if isinstance(given, NDArray) else np.asarray(given)
+    except ValueError as error:                 # lists of different lengths; an object that is none of ours
+        raise RunError(f"{what} is {reprlib.repr(given)}, which is no array ({error}); {wanted}") from error
     if value.ndim == 0 or (isinstance(value, np.ndarray) and value.dtype.kind not in "fiub"):
-        raise RunError(f"{what} is {reprlib.repr(value)}; expected an array of numbers with one row per vertex")
+        raise RunError(f"{what} is {reprlib.repr(given)}; {wanted}")
     return value
 
 

@@ -189,7 +189,7 @@ class InputGraph:
         """2**depth leaves, numbered first, then level above level; the root is the last vertex."""
         call = "InputGraph.complete_binary_tree"
         if (levels := _as_count(depth, call, "depth")) > 40:
-            raise GraphError(f"{call}: depth={levels} asks for 2**{levels + 1} - 1 vertices, more than fit into memory.")
+            raise GraphError(f"{call}: depth={levels} asks for 2**{levels + 1} - 1 vertices, more than memory has.")
         leaves = 2 ** levels
         n = 2 * leaves - 1
         indptr = np.maximum(2 * (np.arange(n + 1, dtype=np.int64) - leaves), 0)

@@ -56,7 +56,7 @@ class Config:
                 raise ValueError(f"batching({name}={getattr(self, name)!r}): expected one of {', '.join(allowed)}")
         most, share = self.max_pending, self.analysis_budget
         if most is not None and (not isinstance(most, numbers.Integral) or isinstance(most, bool) or most < 1):
-            raise ValueError(f"batching(max_pending={self.max_pending!r}): expected a positive number of calls, or None")
+            raise ValueError(f"batching(max_pending={self.max_pending!r}): expected a positive number or None")
         for name in ("check", "drop_repeats"):
             if not isinstance(getattr(self, name), (bool, np.bool_)):
                 raise ValueError(f"batching({name}={getattr(self, name)!r}): expected True or False")

@@ -1,4 +1,4 @@
-"""Arrays without elements, and without axes: MXNet has them with NumPy shapes. They run alone, counted, as in the loop."""
+"""Arrays without elements, and without axes, which MXNet has with NumPy shapes: they run alone, counted."""
 
 import numpy as np
 import pytest

@@ -423,7 +423,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _fit_graph(args: Any) -> bool:
-    """Whether the graph that MXNet keeps of a hybridized block takes them: arrays, None, and lists of these."""
+    """Whether MXNet's graph of a hybridized block takes such arguments: arrays, None, and lists of them."""
     return all(x is None or isinstance(x, NDArray) or (isinstance(x, (list, tuple)) and _fit_graph(x)) for x in args)
 
 

@@ -63,8 +63,8 @@ __all__ = [
     "RowIndex", "Run", "SHARED", "Segments", "Shared", "TapeBridge", "Target", "UNTOUCHED", "VertexProgram", "WRITTEN",
     "add_equal_rows", "address_of_data", "agrees", "are_ready", "array_at", "as_arrays_like", "become_array",
     "cache_folder", "compiled", "copy_arrays", "flatten", "frames_of", "have_run", "inactive", "is_sparse",
-    "kernel_sources", "let_change", "listening", "lookup", "make_run", "map_nested", "need_gradient", "needs_gradient", "note_seconds",
-    "no_messages", "off_tape", "offsets_of", "on_tape", "one_row_program", "own_outputs", "plan_class",
+    "kernel_sources", "let_change", "listening", "lookup", "make_run", "map_nested", "need_gradient", "needs_gradient",
+    "note_seconds", "no_messages", "off_tape", "offsets_of", "on_tape", "one_row_program", "own_outputs", "plan_class",
     "plan_messages", "respecified", "roll", "runs_in_the_end", "runs_natively", "supports", "target_of", "tell",
     "thread_state", "to_super_hook", "view_of_data", "wrap_backward", "write_gradient",
 ]

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cavs_core import LazyArray, listening, needs_gradient, off_tape, thread_state
 from cavs_core.mxnet_compat import mx
 

@@ -1,4 +1,4 @@
-"""Arrays of any number of axes: what MXNet has no operator for, with the axis of the rows, runs alone and is counted."""
+"""Arrays of any number of axes: what MXNet has no operator for, with the axis of the rows, runs alone, counted."""
 
 import numpy as np
 import pytest

@@ -120,7 +120,7 @@ def _widest(shapes: Sequence[tuple[int, ...]]) -> int:
 
 
 def num_merged_axes(shapes: Sequence[tuple[int, ...]]) -> int:
-    """How many axes are left of shapes of one length when neighbours along which the same ones are broadcast are one."""
+    """How many axes shapes of one length have when neighbours along which the same ones are broadcast are one."""
     return sum(1 for _ in itertools.groupby(zip(*shapes), lambda sizes: [n < max(sizes) for n in sizes]))
 
 

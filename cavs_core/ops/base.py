@@ -126,9 +126,8 @@ def _widest(shapes: Sequence[tuple[int, ...]]) -> int:
 
 
 def num_merged_axes(shapes: Sequence[tuple[int, ...]]) -> int:
-    """How many axes are left of shapes of one length when neighbours that are alike are one; an axis of 1 is none."""
-    patterns = [[n == 1 for n in sizes] for sizes in zip(*shapes)]
-    return sum(1 for _ in itertools.groupby(ones for ones in patterns if not all(ones)))
+    """How many axes shapes of one length have when neighbours along which the same ones are broadcast are one."""
+    return sum(1 for _ in itertools.groupby(zip(*shapes), lambda sizes: [n < max(sizes) for n in sizes]))
 
 
 class Composite(Op):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import CodeReads, LazyArray, Listener, ProgramError, TraceError, inactive, supports
+from cavs_core import CodeReads, LazyArray, Listener, ProgramError, TraceError, inactive, listening, supports
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 from .calls import NO_ARRAY, BaseSparseNDArray, Calls, Entry, Owner, owner_of
@@ -136,6 +136,9 @@ class Recorder(Listener):
         operands = self._operands(name, arrays, calls)
         if operands is None:
             self.alone(self._why_alone(name, arrays))
+            if name in _READS_NO_VIEW and self.recording:
+                with listening(None):
+                    arrays[:] = [x.copy() for x in arrays]
             return call()
         owners = [owner_of(x) for x in operands]
         if None in owners:                      # an operand gets its value right now: it comes from outside then
@@ -385,6 +388,7 @@ class Recorder(Listener):
         return fn(identity, *as_arrays(args))
 
 _UPDATED = {"BatchNorm": (3, 4)}                # operands that the backward pass of a trained operator writes
+_READS_NO_VIEW = {"Pooling"}    # MXNet's gradient of max pooling is wrong for a part of a buffer, as our values are
 _NEVER_SHORT = {*INDEX_OPERANDS, *_UPDATED}     # what stands for their operands depends on more than the owners
 _TRUE = ("True", "1")
 _TERMS = 8              # sums of more matrices are made of sums of so many, so that those of all lengths share launches

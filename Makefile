@@ -14,7 +14,7 @@ COMPILED = gluon_dynbatch/_fastpath$$($(PY) -c 'import sysconfig; print(sysconfi
 
 SUPPORTED := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] < (3, 13))
 
-.PHONY: demo test test-matrix bench bench-quick bench-policies bench-mixtures bench-repeats bench-schedule bench-overhead bench-scaling peers setup clean
+.PHONY: demo test test-matrix fuzz bench bench-quick bench-policies bench-mixtures bench-repeats bench-schedule bench-overhead bench-scaling peers setup clean
 
 demo: $(READY)
 	$(PY) examples/demo.py $(ARGS)
@@ -26,6 +26,15 @@ test: $(READY)
 
 test-matrix:
 	@MAKE="$(MAKE)" bash tests/matrix.sh $(ARGS)
+
+# Random programs against the plain loop. A run goes on where another ended: SEED is the number of the first case.
+N ?= 1000
+SEED ?= 0
+JOBS ?= 2
+BACKEND ?= mxnet
+FACE ?= gluon
+fuzz: $(READY)
+	@PYTHONPATH=tests $(PY) -m fuzz --count $(N) --seed $(SEED) --jobs $(JOBS) --backend $(BACKEND) --face $(FACE) $(ARGS)
 
 # Without the peers' environment their systems are absent from the tables, and the rest runs.
 bench: $(READY)

@@ -23,6 +23,7 @@ class Backward:
     program: Program                # specs: forward and backward values; inputs: the output gradients
     grads: dict[int, int]           # wanted forward input -> its gradient
     saved: list[int]                # forward values that the backward instructions read
+    sends: dict[int, list[int]]     # place of a forward instruction -> the inputs that it sends a gradient to
 
 
 def differentiate(program: Program, wanted: Collection[int], sources: Sequence[Any | None]) -> Backward:
@@ -53,15 +54,19 @@ def differentiate(program: Program, wanted: Collection[int], sources: Sequence[A
         if source is not None and value in active:
             accumulate(value, builder.input(program.specs[value], source))
 
-    for instr in reversed(program.instrs):
+    sends: dict[int, list[int]] = {}
+    for place in range(len(program.instrs) - 1, -1, -1):
+        instr = program.instrs[place]
         dys = [grads.get(v) for v in instr.outputs]
         if all(dy is None for dy in dys) or active.isdisjoint(instr.inputs):
             continue
         builder.origin = instr.origin
         made = lookup(instr.op).grad(builder, dict(instr.attrs), list(instr.inputs), list(instr.outputs), dys)
-        for value, grad in zip(instr.inputs, made):
-            if grad is not None and value in active:
-                accumulate(value, grad)
+        answered = [(value, grad) for value, grad in zip(instr.inputs, made) if grad is not None and value in active]
+        for value, grad in answered:
+            accumulate(value, grad)
+        if answered:
+            sends[place] = [value for value, _ in answered]
 
     found = {v: grads[v] for v in wanted if v in grads}
     found = _own_values(builder, found, len(program.specs))
@@ -70,7 +75,7 @@ def differentiate(program: Program, wanted: Collection[int], sources: Sequence[A
     backward.prune()
     read = {v for instr in backward.instrs for v in instr.inputs}
     saved = sorted(v for v in read if v < len(program.specs))
-    return Backward(backward, found, saved)
+    return Backward(backward, found, saved, sends)
 
 
 def _active_values(program: Program, wanted: Collection[int]) -> set[int]:

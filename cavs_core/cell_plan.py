@@ -17,7 +17,7 @@ from .errors import TraceError
 from .graph import InputGraph
 from .graph_layout import Interface, Interfaces
 from .plan import ClassPlan, VertexProgram, leaf_program, plan_class
-from .program import Const, Gather, GatherAll, Param, Pull, Spec
+from .program import Const, Gather, GatherAll, GatherSum, Param, Pull, Spec
 from .schedule import IS_LEAF, IS_ROOT, check_arity, roles_of
 from .vertex import INNER, Role, VertexFunction, trace_vertex
 
@@ -85,6 +85,8 @@ class Classes:
         self.by_slot = not any(isinstance(port, GatherAll) for cls in every for port in cls.interface.ports)
         self.multiplies = np.array([cls.multiplies for cls in every])
         self._compared_by: dict[frozenset[str], tuple[Any, list[str], Any]] = {}
+        self._touched: dict[tuple[bool, ...], frozenset[Any]] = {}
+        self._initial = initial
         self.consts = self._sources(Const)
         self.params = list(dict.fromkeys([*self._sources(Param), *[s for s in initial if isinstance(s, Param)]]))
         pulls = self._sources(Pull)
@@ -101,6 +103,26 @@ class Classes:
         found = {at: cls.plan.specs[v] for cls in self.all
                  for v, at in zip(cls.plan.outputs, [*range(cls.interface.num_states), *self.interfaces.pushed_at])}
         return [found[at] for at in range(self.interfaces.num_states + self.interfaces.num_own)]
+
+    def touched(self, begun: Sequence[bool]) -> frozenset[Any]:
+        """The sources of inputs that a pass touches which begins at some pushed values; see `paths`."""
+        key = tuple(begun)
+        if key not in self._touched:
+            self._touched[key] = self._find_touched(begun)
+        return self._touched[key]
+
+    def _find_touched(self, begun: Sequence[bool]) -> frozenset[Any]:
+        found: set[Any] = set()
+        states: set[int] = set()                # that gradients come to, in some class
+        while True:
+            for plan in self.plans:
+                outputs = [*[k in states for k in range(plan.vertex.num_states)],
+                           *(begun if plan.vertex.pushed else ())]
+                touched = plan.touches[np.array(outputs, bool)].any(axis=0)
+                found.update(source for source, is_touched in zip(plan.inputs.values(), touched) if is_touched)
+            before, states = states, {s.state for s in found if isinstance(s, (Gather, GatherAll, GatherSum))}
+            if states == before:                # (and what stands for a missing child)
+                return frozenset(found.union(self._initial if states else ()))
 
     def compared_by(self, integers: frozenset[str]) -> tuple[Any, list[str], Any]:
         """What tells vertices apart, if these inputs are integers.

@@ -11,6 +11,7 @@ from .layout import ClassLayout, Frame, Layout, Place, Read, RowIndex, Segments
 from .partition import Step
 from .plan import ClassPlan, Phases, peak_bytes
 from .program import CHILD, SHARED, Leaf, OutputGrad, Pull, Spec, StateGrad, Zeros
+from .subset import Subset
 
 __all__ = ["Run"]
 
@@ -50,7 +51,7 @@ class Run:
 
     def __init__(self, layout: Layout, plans: Sequence[ClassPlan], backend: Any, arrays: dict[Any, Any],
                  fills: Sequence[tuple[int, int, Any]] = ()):
-        self.layout, self.backend, self.arrays, self.fills = layout, backend, arrays, fills
+        self.layout, self.plans, self.backend, self.arrays, self.fills = layout, plans, backend, arrays, fills
         self.launched = 0               # operators and regions started so far
         self.buffers: list[Any] = []
         self._all = [_Class(plan, part) for plan, part in zip(plans, layout.classes)]
@@ -98,6 +99,24 @@ class Run:
         """Some rows of a buffer, copied."""
         self.launched += 1
         return self.backend.take(self.buffers[buffer], self.backend.index(rows))
+
+    def subset(self, subset: Subset) -> Run:
+        """A run of its own for a backward pass that part of the layout takes part in, with copies of the values."""
+        run = Run(subset.layout, subset.plans, self.backend, self.arrays)
+        run._row_shapes = [tuple(spec.shape) for spec in subset.layout.row_specs]
+        run.buffers = [self.take(b, rows) if len(rows) else self.backend.empty((1, *spec.shape), spec.dtype)
+                       for b, (rows, spec) in enumerate(zip(subset.rows, subset.layout.row_specs))]
+        for cls, origin in zip(run._all, subset.origins):
+            whole, read = self._all[origin.number], cls.plan.read_again
+            for value, place in zip(cls.plan.outputs, cls.layout.writes):
+                cls.stored[value] = run._place(cls, value, run.buffers[place.buffer], place)
+            for value, (array, first, _) in whole.stored.items():
+                if value in read and value not in cls.stored and value not in cls.plan.inputs:
+                    rows = origin.edges if cls.plan.specs[value].kind == CHILD else origin.positions
+                    cls.stored[value] = self.backend.take(array, self.backend.index(first + rows)), 0, 1
+            cls.shared = dict(whole.shared)
+        run.launched = self.launched
+        return run
 
     def free(self) -> None:
         """Forget what only a backward pass needs."""

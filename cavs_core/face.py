@@ -156,7 +156,7 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
         if wanted:
             owner = RecordedRun(execution, rows, wanted, initial, arrays,
                                 [(shape, spec.dtype) for shape, spec in zip(shapes, specs)],
-                                [spec.shape for spec in specs], ctx, native, stats)
+                                [spec.shape for spec in specs], ctx, native, stats, classes.touched)
             pushed: list[Any] = list(owner.pushed())
         else:
             pushed = [execution.take(buffer, index).reshape(shape)

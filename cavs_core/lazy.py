@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import threading
 import types
 from typing import Any
@@ -100,9 +101,15 @@ class LazyArray(NDArray, metaclass=_LazyType):
         return mx.nd.identity(self)
 
     def detach(self):
-        if self.owner.settled:
+        def alone():
+            self.wait_to_read()
             return NDArray.detach(self)
-        return _view_of(self, mx.nd.BlockGrad(self), lambda array: array.detach())
+
+        listener = _local.listener
+        if self.owner.settled or listener is None:
+            return alone()
+        # (No operator of MXNet: that of BlockGrad would stay on the tape.)
+        return _view_of(self, listener.on_operator("_detach", [self], {}, None, alone), lambda array: array.detach())
 
     def reshape(self, *shape, **kwargs):
         if self.owner.settled:
@@ -126,12 +133,15 @@ class LazyArray(NDArray, metaclass=_LazyType):
         if any(isinstance(k, _ADVANCED) for k in key):
             return super().__getitem__(key)         # MXNet's own, which is written in operators
         begin, end, step, shape = _basic_index(self.shape, key)
-        if 0 in shape and self.owner.has_values:    # no operator makes nothing
+        if (0 in shape or not shape) and self.owner.has_values:     # no operator makes nothing, or a number
             self.wait_to_read()
             return self[key]
         part = self
         if (begin, end) != ((0,) * self.ndim, self.shape) or set(step) != {1}:
-            part = mx.nd.slice(self, begin=begin, end=end, step=step)
+            if self.ndim > _MANY_AXES:
+                merged, begin, end, step = _merged_axes(self.shape, begin, end, step)
+                part = mx.nd.reshape(part, shape=merged)
+            part = mx.nd.slice(part, begin=begin, end=end, step=step)
         if part.shape != shape or part is self:
             part = mx.nd.reshape(part, shape=shape)
         return _view_of(self, part, lambda array: array[key])
@@ -142,7 +152,9 @@ class LazyArray(NDArray, metaclass=_LazyType):
 
 def _view_of(base, made, make):
     """Tell the owner that MXNet would give a view of an array here: `make(array)` would make it."""
-    if isinstance(made, LazyArray):         # else the operator ran, and both have their values
+    if type(base) is not LazyArray:         # the operator ran by itself, so that the array has its value
+        return make(base)
+    if isinstance(made, LazyArray):
         base.owner.note_view(made, base, make)
     return made
 
@@ -158,10 +170,19 @@ def let_change(function):
     _change_class = function
 
 
+class _OwnHandle(ctypes.c_void_p):
+    """A handle that is freed when nobody has it any more."""
+
+    def __del__(self):
+        mx.base._LIB.MXNDArrayFree(self)
+
+
 def become_array(lazy, array):
     """Turn a LazyArray into an NDArray that takes over the handle of `array`; the handle."""
     handle = array.handle
     array.handle = None                 # freeing nothing is allowed
+    if gc.is_finalized(lazy):           # somebody's __del__ asks for it, and its own will not be called any more
+        handle = _OwnHandle(handle.value)
     _change_class(lazy, NDArray)
     lazy.handle, lazy.writable = handle, True
     return handle
@@ -193,7 +214,26 @@ def _basic_index(shape, key):
         else:
             raise TypeError(f"an array cannot be indexed by {k!r}")
         axis += 1
-    return tuple(begin), tuple(end), tuple(step), tuple(kept) or (1,)
+    return tuple(begin), tuple(end), tuple(step), tuple(kept) or (() if mx.util.is_np_shape() else (1,))
+
+
+_MANY_AXES = 4          # MXNet slices no more than one axis more, that of rows
+
+
+def _merged_axes(shape, begin, end, step):
+    """The same elements of the same memory by fewer axes: its shape, and begin, end and step of each axis."""
+    sizes, parts = [], []
+    for n, *part in zip(shape, begin, end, step):
+        part = range(n)[slice(*part)]
+        if parts and len(parts[-1]) == 1:           # a single entry: a stretch of the axis that both make
+            first = parts[-1][0] * n
+            sizes[-1], parts[-1] = sizes[-1] * n, range(first + part.start, first + part.stop, part.step)
+        elif parts and parts[-1].step == 1 and part == range(n):
+            sizes[-1], parts[-1] = sizes[-1] * n, range(parts[-1].start * n, parts[-1].stop * n)
+        else:
+            sizes.append(n), parts.append(part)
+    return (tuple(sizes), tuple(r.start for r in parts), tuple(r.stop if r.stop >= 0 else None for r in parts),
+            tuple(r.step for r in parts))
 
 
 # ---- the hook --------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ All other vertices run the program as it was traced.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from .autodiff import Backward, differentiate
 from .layout import Layout
 from .ops import Builder
 from .partition import Parts, Step, make_steps, partition
+from .paths import touches_of
 from .program import (
     CHILD,
     SHARED,
@@ -82,7 +84,10 @@ class ClassPlan:
     grads: dict[Any, list[int]]                     # source of a forward input -> the values of its gradient
     backward_inputs: dict[int, Any]
     kept: frozenset[int]                            # made in a launch, needed after it
+    sends: dict[int, list[int]]                     # see Backward
+    again: Callable[[Sequence[bool]], ClassPlan]    # the same class, where gradients come to these outputs only
     compiled: dict[Any, Any] = field(default_factory=dict)     # (backend, id of a step) -> function, and more
+    _begun: dict[tuple[bool, ...], ClassPlan] = field(default_factory=dict)     # see `begun_at`
 
     @property
     def inputs(self) -> dict[int, Any]:
@@ -92,10 +97,44 @@ class ClassPlan:
     def outputs(self) -> list[int]:
         return self.vertex.program.outputs
 
+    @cached_property
+    def touches(self) -> Any:
+        """The inputs that outputs touch in a backward pass; see `paths`."""
+        return touches_of(self.vertex.program)
+
+    @cached_property
+    def read_again(self) -> frozenset[int]:
+        """The values that the backward pass reads."""
+        phases = self.backward or Phases([], [], [])
+        return frozenset(v for steps in (phases.eager, phases.critical, phases.lazy) for step in steps
+                         for v in step.inputs)
+
     @property
     def answered_ports(self) -> list[Any]:
         """The ports that send a gradient back."""
         return [s for s in self.grads if isinstance(s, _RECURRENT)]
+
+    def begun_at(self, outputs: tuple[bool, ...]) -> ClassPlan:
+        """The plan of a backward pass in which gradients come to some of the outputs only.
+
+        What does not lead to them takes no part. Where all that the plan does leads to them, that is the plan itself:
+        zeros may then stand for the gradients that are missing.
+        """
+        known = self._begun.get(outputs)
+        if known is None:
+            every = self._takes_part([True] * len(outputs))
+            known = self._begun[outputs] = self if self._takes_part(outputs) == every else self.again(outputs)
+        return known
+
+    def _takes_part(self, outputs: Sequence[bool]) -> set[int]:
+        """The places of the instructions that gradients of some outputs come to, and that send some on."""
+        instrs, found = self.vertex.program.instrs, set()
+        reached = {v for v, begins in zip(self.outputs, outputs) if begins}
+        for place in range(len(instrs) - 1, -1, -1):
+            if place in self.sends and not reached.isdisjoint(instrs[place].outputs):
+                found.add(place)
+                reached.update(self.sends[place])
+        return found
 
 
 def own_outputs(builder: Builder, values: Sequence[int], others: Collection[int] = ()) -> list[int]:
@@ -201,7 +240,7 @@ def _depends(program: Program, value: int, on: Collection[int]) -> bool:
 
 
 def plan_class(vertex: VertexProgram, wanted: Collection[Any], recording: bool, in_one_launch: bool,
-               recurrent: Collection[int] | None = None) -> ClassPlan:
+               recurrent: Collection[int] | None = None, begun: Sequence[bool] | None = None) -> ClassPlan:
     """Plan one class of vertices.
 
     Parameters
@@ -211,24 +250,32 @@ def plan_class(vertex: VertexProgram, wanted: Collection[Any], recording: bool, 
     recording : whether a backward pass will follow
     in_one_launch : the class runs all its rows in one launch: nothing is gained by an eager or a lazy part
     recurrent : the states that other launches of the round read; default: all. The others can wait for the last launch
+    begun : of each output, whether a gradient comes to it; default: to all
     """
     program = vertex.program
     states = range(vertex.num_states) if recurrent is None else recurrent
     gathers = [v for v, s in program.inputs.items() if isinstance(s, _RECURRENT)]
     parts = partition(program.instrs, gathers, [vertex.scattered[k] for k in states])
+
+    def again(begun: Sequence[bool]) -> ClassPlan:
+        return plan_class(vertex, wanted, recording, in_one_launch, recurrent, begun)
+
     if not recording:
-        return _assemble(vertex, program.specs, parts, None, {}, in_one_launch, states)
-    sources = [StateGrad(k) for k in range(vertex.num_states)]
+        return _assemble(vertex, program.specs, parts, None, {}, in_one_launch, states, again)
+    sources: list[Any] = [StateGrad(k) for k in range(vertex.num_states)]
     sources += [OutputGrad(i) for i in range(len(vertex.pushed))]
+    if begun is not None:
+        sources = [source if begins else None for source, begins in zip(sources, begun)]
     backward = differentiate(program, [v for v, s in program.inputs.items() if s in wanted], sources)
     grads: dict[Any, list[int]] = {}
     for v, grad in backward.grads.items():
         grads.setdefault(program.inputs[v], []).append(grad)
-    return _assemble(vertex, backward.program.specs, parts, backward, grads, in_one_launch, states)
+    return _assemble(vertex, backward.program.specs, parts, backward, grads, in_one_launch, states, again)
 
 
 def _assemble(vertex: VertexProgram, specs: list[Spec], parts: Parts, backward: Backward | None,
-              grads: dict[Any, list[int]], in_one_launch: bool, recurrent: Collection[int]) -> ClassPlan:
+              grads: dict[Any, list[int]], in_one_launch: bool, recurrent: Collection[int],
+              again: Callable[[Sequence[bool]], ClassPlan]) -> ClassPlan:
     outputs = set(vertex.program.outputs)
     back_parts = Parts([], [], [])
     inputs: dict[int, Any] = {}
@@ -249,7 +296,7 @@ def _assemble(vertex: VertexProgram, specs: list[Spec], parts: Parts, backward: 
     kept = frozenset(v for k in (1, 4) for step in steps[k] for v in step.outputs
                      if v in outputs or any(v in r for j, r in enumerate(reads) if j != k))
     return ClassPlan(vertex, specs, Phases(*steps[:3]), Phases(*steps[3:]) if backward else None,
-                     grads, inputs, kept)
+                     grads, inputs, kept, backward.sends if backward else {}, again)
 
 
 def _in_order(instrs: Sequence[Instr]) -> list[Instr]:

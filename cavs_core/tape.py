@@ -25,6 +25,7 @@ from .errors import RunError
 from .gradients import write_gradient
 from .lazy import LazyArray
 from .mxnet_compat import MXNetError, autograd, mx
+from .tape_graph import begun_outputs, name_of_node
 from .tape_state import needs_gradient, node_of, off_tape
 
 __all__ = ["TapeBridge", "UNTOUCHED", "wrap_backward"]
@@ -61,23 +62,27 @@ class TapeBridge:
         `past_tape`.
     release : callable
         Frees what the run kept for backward.
+    touches : callable
+        begun -> for each input, whether what the pass begins at depends on it
     past_tape : (array, parameter) pairs
         What is no input because MXNet takes no sparse gradient from a node like this. Their gradients, as
         `write_gradient` takes them, are written when the pass is over: another node may bring more of them.
+    after : callable
+        Called when a pass that came to the node is over, on the thread that began it.
     """
 
     def __init__(self, inputs: Sequence[Any], outputs: list[Any],
                  backward: Callable[[list[Any], list[Target | None], list[bool]], Sequence[Any]],
-                 release: Callable[[], None], past_tape: Sequence[tuple[Any, Any]] = ()):
+                 release: Callable[[], None], touches: Callable[[list[bool]], Sequence[bool]],
+                 past_tape: Sequence[tuple[Any, Any]] = (), after: Callable[[], None] = lambda: None):
         wrap_backward()
-        self._backward, self._release = backward, release
+        self._backward, self._release, self._touches, self._after = backward, release, touches, after
         self.past_tape = list(past_tape)
         self.brought: list[Any] = []            # their gradients, while a pass is under way
         self.expected = False                   # whether somebody waits for the pass, and writes them
         self._error: BaseException | None = None
         self._inputs = list(inputs)
         self._begun = [True] * len(outputs)
-        self._memory: list[int] = []            # of the inputs' own gradients, in a pass that may leave some untouched
         self._thread = threading.get_ident()
         self._callbacks = (_BACKWARD(self._on_backward), _DELETE(self._on_delete))
         functions = (ctypes.CFUNCTYPE(ctypes.c_int) * 2)(
@@ -93,6 +98,7 @@ class TapeBridge:
                 ctypes.c_int(len(inputs)), mx.base.c_handle_array(inputs),
                 ctypes.c_int(len(outputs)), mx.base.c_handle_array(outputs), ctypes.byref(self._list)))
             self._node = node_of(outputs[0]) if outputs else None
+            self._name = name_of_node(outputs[0]) if outputs else ""
             held = [_take_any_gradient(outputs, k) for k in range(len(outputs))]
         finally:
             autograd.set_recording(recording)
@@ -116,13 +122,14 @@ class TapeBridge:
             return node_of(array) == self._node
         return address_of_data(array) == address_of_data(memory)
 
-    def expect(self, begins: list[bool] | None) -> None:
-        """A pass is about to begin, at these outputs or nobody knows where."""
+    def touches(self, outputs: set[int]) -> Sequence[bool]:
+        """Of each input, whether some outputs depend on it."""
+        return self._touches([k in outputs for k in range(len(self._outputs))])
+
+    def expect(self, begins: list[bool]) -> None:
+        """A pass is about to come to these outputs."""
         self.expected = True
-        self._begun = begins or [True] * len(self._outputs)
-        # Asked now: the callback must not wait for an array that it is there to write.
-        self._memory = [] if all(self._begun) else [
-            0 if x.grad is None else address_of_data(x.grad) for x in self._inputs]
+        self._begun = begins
 
     def _on_backward(self, num_ograds, num_igrads, pointers, reqs, is_train, _):
         try:
@@ -145,13 +152,11 @@ class TapeBridge:
         self.brought = list(grads[num_igrads:])
         if not self.expected:
             _write_past_tape([self], {}, in_use=True)
-        for k, (target, grad, req) in enumerate(zip(arrays[num_ograds:], grads, reqs)):
+        for target, grad, req in zip(arrays[num_ograds:], grads, reqs):
             if grad is WRITTEN:
                 continue
             if grad is UNTOUCHED:
-                if req == _ADD or address_of_data(target) == self._memory[k]:
-                    continue
-                grad = None                 # a temporary, which MXNet adds up with others
+                grad = None             # (what the array's gradient was is put back when the pass is over)
             if req == _NULL or (req == _ADD and grad is None):
                 continue
             if isinstance(grad, np.ndarray):
@@ -274,7 +279,7 @@ def _without_second_order(grads: list[Any], called: list[TapeBridge], *depends: 
     inputs = [x for x in inputs if x is not None and needs_gradient(x)]
     with off_tape():
         made = [grad.detach() for grad in grads]
-    TapeBridge(inputs, made, refuse, lambda: None)
+    TapeBridge(inputs, made, refuse, lambda: None, lambda begun: [True] * len(inputs))
     return made
 
 
@@ -297,18 +302,18 @@ def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool, only_na
     with _lock:
         nodes = list(_nodes.values())
     keep, complete = retain_graph, set()
-    for node in nodes:
-        # A pass from our own outputs alone begins nowhere else; one from later results may begin at any of them.
-        begins = node.begins_at(heads)
-        node.expect(begins)
-        if begins is not None and all(begins):
-            complete.add(id(node))
-        keep = keep or (len(node._outputs) > 1 and id(node) not in complete)
+    begun, untouched = _find_begun(nodes, heads)
+    for node, begins in zip(nodes, begun):
+        if begins is not None:          # (another pass may be coming to the others, on another thread)
+            node.expect(begins)
+            if all(begins):
+                complete.add(id(node))
+            keep = keep or not all(begins)
     me = threading.get_ident()
     with _lock:
         _passes[me] = _passes.get(me, 0) + 1
     result, failure = None, None
-    fresh = _mark_stale(nodes)
+    fresh, kept = _mark_stale(nodes), [(x, x._fresh_grad, x.grad.copy()) for x in untouched]
     try:
         result = call(keep)
         mx.nd.waitall()
@@ -330,6 +335,11 @@ def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool, only_na
             node.brought = []
     with off_tape():
         _write_past_tape(ours, fresh)
+        for x, is_fresh, grad in kept:
+            grad.copyto(x.grad)
+            x._fresh_grad = is_fresh
+    for node in ours if not errors and failure is None else ():
+        node._after()
     for node in ours:
         node._error = None
         if not retain_graph and (len(node._outputs) == 1 or id(node) in complete):
@@ -339,6 +349,28 @@ def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool, only_na
     if failure is not None:
         raise failure
     return result
+
+
+def _find_begun(nodes: Sequence[TapeBridge], heads: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """For each node, whether a pass that begins at `heads` comes to each of its outputs; None if MXNet leaves it alone.
+
+    And the variables that the pass does not touch, though they are inputs of nodes that MXNet runs: it takes them for
+    touched, and writes zeros.
+    """
+    if len(nodes) == 1:
+        begins = nodes[0].begins_at(heads)
+        if begins is not None and all(begins):          # at its outputs, and so nowhere else
+            return [begins], []
+    found = begun_outputs(heads, {node._name: node.touches for node in nodes})
+    if found is None:                   # MXNet will say what is wrong
+        return [[True] * len(node._outputs) for node in nodes], []
+    outputs, variables = found
+    come_to = [outputs.get(node._name) for node in nodes]
+    untouched = {id(x): x for node, some in zip(nodes, come_to) if some is not None
+                 for x, is_touched in zip(node._inputs, node.touches(some))
+                 if not is_touched and x.grad is not None and name_of_node(x) not in variables}
+    return ([None if some is None else [k in some for k in range(len(node._outputs))]
+             for node, some in zip(nodes, come_to)], list(untouched.values()))
 
 
 def _mark_stale(nodes: Sequence[TapeBridge]) -> dict[int, tuple[Any, bool]]:

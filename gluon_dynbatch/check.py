@@ -1,4 +1,7 @@
-"""check=True: every recorded call once more by itself, compared with what the batched launch gave."""
+"""check=True: every recorded call once more by itself, compared with what the batched launch gave.
+
+What the calls gave is kept for backward passes, which are compared in the same way (see `check_gradients`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .check_gradients import GradientCheck
 from .errors import BatchingMismatchError
 from .values import SPECS
 
@@ -36,6 +40,7 @@ def check_calls(flushed: Any, tables: Any, entries: Sequence[Any]) -> None:
             got = flushed.row(flushed.number(first + k))
             _compare(got.asnumpy(), want.asnumpy(), SPECS[signature.output_specs()[k]].dtype, i, signature.title,
                      cls.where, k, operands)
+    flushed.check = GradientCheck(tables, entries, values)
 
 
 def _compare(got: Any, want: Any, dtype: str, number: int, title: str, where: str, output: int,

@@ -20,8 +20,7 @@ from .analyzer import Recording, Scan
 from .classes import ClassInfo
 from .joining import Groups
 
-__all__ = ["Coarse", "Composition", "Face", "Compositions", "coarsen", "compositions_of",
-           "depends_on", "merged"]
+__all__ = ["Coarse", "Composition", "Face", "Compositions", "coarsen", "compositions_of", "merged"]
 
 INSIDE = -1
 
@@ -62,32 +61,6 @@ def merged(a: Face, b: Face) -> Face:
     first: dict[tuple[int, int], int] = {}
     same = tuple(INSIDE if x == INSIDE else first.setdefault((x, y), k) for k, (x, y) in enumerate(zip(a.same, b.same)))
     return Face(tuple(x or y for x, y in zip(a.exported, b.exported)), same)
-
-
-def depends_on(q: Composition, face: Face, num_outputs: Sequence[int]) -> Any:
-    """Whether outputs of a composition depend on its operands: bool array, shape (outputs, operands); None if all do.
-
-    A program may make results that have nothing to do with each other: who asks for a gradient of one leaves alone what
-    only another depends on.
-
-    Parameters
-    ----------
-    num_outputs : of each part
-    """
-    place = {k: number for number, k in enumerate(face.operands)}
-    of_part: list[Any] = []
-    at = 0
-    for reads in q.reads:
-        mine = np.zeros(len(place), bool)
-        for k, read in enumerate(reads, at):
-            if read is None:
-                mine[place[face.same[k]]] = True
-            else:
-                mine |= of_part[read[0]]
-        of_part.append(mine)
-        at += len(reads)
-    found = np.repeat(of_part, num_outputs, axis=0)[np.array(face.exported, bool)]
-    return None if found.all() else found
 
 
 class Compositions(NamedTuple):

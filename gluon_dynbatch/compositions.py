@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from cavs_core import Arg, Builder, Program
 
 from .coarse import Composition, Face, merged
@@ -86,9 +88,29 @@ def _signature(parts: Sequence[Signature], composition: Composition, face: Face)
     builder.program.outputs = [value for value, out in zip(outputs, face.exported) if out]
     specs = [spec for part in parts for spec in part.operand_specs]
     split = [part for signature in parts for part in signature.split]
-    return Signature(
+    made_of = Signature(
         builder.program.name, builder.program, [specs[k] for k in face.operands], parts[0].context,
         list(range(len(builder.program.outputs))), _not_alone, [split[k] for k in face.operands] if by_rows else ())
+    made_of.touches = _touches(parts, composition, face)
+    return made_of
+
+
+def _touches(parts: Sequence[Signature], composition: Composition, face: Face) -> Any:
+    """The operands that each output touches, through what the parts read of each other."""
+    places = {k: number for number, k in enumerate(face.operands)}
+    of_parts: list[Any] = []
+    first = 0
+    for part, reads in zip(parts, composition.reads):
+        behind = np.zeros((len(reads), len(places)), bool)      # what lies behind each operand
+        for k, read in enumerate(reads):
+            if read is None:
+                behind[k, places[face.same[first + k]]] = True
+            else:
+                behind[k] = of_parts[read[0]][read[1]]
+        of_parts.append(part.touches @ behind)
+        first += len(reads)
+    found: Any = np.concatenate(of_parts)[np.array(face.exported, bool)]
+    return found
 
 
 def _not_alone(block: Any, operands: list[Any]) -> list[Any]:

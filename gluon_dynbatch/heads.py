@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import compiled
+from cavs_core import compiled, stretches
 
 from .analyzer import Grouping, Scan
 from .values import WIDTHS
@@ -40,13 +40,18 @@ class Heads:
         """The buffer's rows that the heads in it occupy, head after head."""
         return self._rows[self._row_ends[buffer]:self._row_ends[buffer + 1]]
 
+    def places(self, buffer: int, heads: Any) -> Any:
+        """The places of some of the heads among the rows of the heads in a buffer."""
+        chosen = heads[self.buffers[heads] == buffer]
+        return stretches(self.offsets[chosen], self.widths[chosen])
+
     def messages(self, buffer: int, row_shape: tuple[int, ...], dtype: Any, heads: Any, grads: Sequence[Any]) -> Any:
         """Gradients of some of the heads (None: ones) as messages of a buffer; zeros for the others."""
         part = np.zeros((len(self.rows(buffer)), *row_shape), dtype)
-        chosen = self.buffers[heads] == buffer
         if all([g is None for g in grads]):
-            part[_stretches(self.offsets[heads[chosen]], self.widths[heads[chosen]])] = 1
+            part[self.places(buffer, heads)] = 1
             return part
+        chosen = self.buffers[heads] == buffer
         for k in np.flatnonzero(chosen):        # (of one that comes twice the last counts, as in MXNet)
             start = int(self.offsets[heads[k]])
             stretch = part[start:start + int(self.widths[heads[k]])]
@@ -86,9 +91,3 @@ def _place_heads(held, held_widths, active, maker, value_buffers, value_rows, nu
             free[b] += 1
             free_row[b] += held_widths[n]
     return values, buffers, widths, offsets, rows, ends, row_ends
-
-
-def _stretches(starts: Any, widths: Any) -> Any:
-    """starts[0], starts[0] + 1, .. (widths[0] of them), starts[1], .."""
-    ends = np.cumsum(widths)
-    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - widths), widths)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .analyzer import Recording, Scan, launches_by_depth, scan
-from .coarse import Coarse, coarsen, compositions_of, depends_on
+from .coarse import Coarse, coarsen, compositions_of
 from .compositions import COMPOSED, is_by_rows
 from .joining import HABITS, Groups, find_groups
 from .last_used import LastUsed
@@ -38,15 +38,14 @@ class Made(CallClass):
     num_parts : how many recorded calls are one of its calls; 0 for sums, where it is one less than there are terms
     num_launches : how many launches were joined to one of it
     parts : signatures of the parts and what they read of each other, by which `COMPOSED` knows it; None for sums
-    depends : which outputs depend on which operands; see `depends_on`
     """
 
-    __slots__ = ("num_parts", "num_launches", "parts", "depends", "_seen")
+    __slots__ = ("num_parts", "num_launches", "parts", "_seen")
 
     def __init__(self, signature: Signature, recorded: bool, where: str, num_parts: int = 0, num_launches: int = 1,
-                 parts: Any = None, depends: Any = None):
+                 parts: Any = None):
         super().__init__(-1, -1, signature, recorded, where, None)
-        self.num_parts, self.num_launches, self.parts, self.depends = num_parts, num_launches, parts, depends
+        self.num_parts, self.num_launches, self.parts = num_parts, num_launches, parts
         self._seen = -1                         # `COMPOSED.changes` when it was current
 
     def is_current(self) -> bool:
@@ -188,11 +187,10 @@ def _join(classes: Sequence[CallClass], r: Recording, s: Scan, viewed: Any, grou
         signatures = [cls.signature for cls in parts]
         face, signature = COMPOSED.signature(signatures, q, needed)
         where = parts[0].where if len({cls.where for cls in parts}) == 1 else ""
-        depends = depends_on(q, face, [len(r.classes[c].output_widths) for c in q.classes])
         # How many launches the first group consists of: other groups of the composition are like it.
         num_launches = int(np.count_nonzero(groups.of_launch == np.argmax(found.of_launch == k)))
         made.append(_made(signature, parts[0].recorded, tuple([ids[c] for c in q.classes]), where, len(parts),
-                          num_launches, COMPOSED.key(signatures, q), depends))
+                          num_launches, COMPOSED.key(signatures, q)))
         faces.append(face)
         by_rows.append(is_by_rows(signatures, q))
     return coarsen(r, s, groups, found, faces, by_rows), made

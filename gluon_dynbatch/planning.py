@@ -45,7 +45,6 @@ class ClassName(NamedTuple):
     signature: Any
     where: str
     num_parts: int
-    depends: Any
 
 
 class Fill(NamedTuple):
@@ -130,7 +129,7 @@ def _plan(tables: Any, method: Method, place: str | None) -> Planned:
     grouping = group(r, scanned, len(tables.buffers), launch)
     grouping.order.sort(key=lambda pair: rounds.of_class[pair[0]])      # a round after the other, each in its order
     heads = Heads(r.heads, scanned, grouping, tables.value_specs)
-    names = [ClassName(cls.signature, cls.where, cls.num_parts or 1, cls.depends) for cls in classes]
+    names = [ClassName(cls.signature, cls.where, cls.num_parts or 1) for cls in classes]
     layout, plans, leaf_names, kinds = _lay_out(names, r, scanned, grouping, rounds, tables.buffers, heads,
                                                 tables.wanted_params)
     fills = find_fills(r.leaf_buffers, grouping.leaf_rows, len(tables.leaves.data), len(tables.buffers))

@@ -16,20 +16,23 @@ import numpy as np
 
 from cavs_core import (
     UNTOUCHED,
+    Begun,
     LazyArray,
     RunError,
     TapeBridge,
     as_arrays_like,
     become_array,
+    begins_everywhere,
     is_sparse,
     on_tape,
+    subset_of,
     target_of,
     write_gradient,
 )
 from cavs_core.mxnet_compat import autograd, mx
 
 from .fastpath import FIRST
-from .reach import reached
+from .reach import Reached, reached
 from .values import SPECS, WIDTHS
 
 __all__ = ["Flushed", "LeafName"]
@@ -71,12 +74,15 @@ class Flushed:
             self.viewed = {number[v] for v in list(self.viewed) if v < taken}
             self.views = {number[v]: (number[base], make) for v, (base, make) in list(self.views.items()) if v < taken}
         self.plans, self.leaf_names, self.heads = planned.plans, planned.names, planned.heads
-        self.depends = [cls.depends for cls in planned.classes]
+        self.layout, self.classes = planned.layout, planned.classes
         self._note_backward = note_backward
         self.specs, self.leaves = tables.value_specs, tables.leaves
         self.taped: dict[int, Any] | None = None    # value -> NDArray on the tape, once they are there
         self.bases: dict[int, Any] = {}             # value -> NDArray whose views share its memory
         self.freed = False
+        self.check: Any = None                      # GradientCheck, if passes are to be compared
+        self._passed: Any = None                    # the last pass, while it is to be compared
+        self._part: Any = None                      # the run of the last pass that only part of the flush took part in
         self._numbers: dict[int, Any] = {}          # value -> numpy array, of those that nobody has read yet
         self._taken: set[int] = set()               # specs that these are of
 
@@ -166,7 +172,8 @@ class Flushed:
             return False
         # The results may be the losses of many samples, each with a pass of its own: all of them end what is kept.
         last = not retain_graph and len(set(values.tolist())) == len(self.heads.values)
-        leaves, params = self._wanted(self._reached(values))
+        found = self._reached(values)
+        leaves, params = self._wanted(found)
         variables = self._variables(leaves, params)
         # (An array that an operator on the tape has read looks like one on the tape from afar.)
         leaves = [k for k in leaves if k not in variables
@@ -174,7 +181,9 @@ class Flushed:
         order = np.argsort(self.heads.values)
         begun = order[np.searchsorted(self.heads.values[order], values)]
         names = [*leaves, *variables]
-        grads = dict(zip(names, self._gradients(begun, head_grads, names, {} if leaves else self._targets(variables))))
+        targets = {} if leaves or self.check else self._targets(variables)
+        grads = dict(zip(names, self._gradients(found, begun, head_grads, names, targets)))
+        self._compare_passed()
         if leaves:
             for data, _ in variables.values():
                 data._fresh_grad = False        # to see which ones the pass over the tape reaches
@@ -214,54 +223,107 @@ class Flushed:
 
     def free(self) -> None:
         """Forget what only another backward pass would need."""
-        self.freed = True
+        self.freed, self._part = True, None
         self.run.free()
 
-    def _reached(self, values: Any) -> tuple[Any, Any]:
-        return reached(self.r, self.s, values, self.depends)
+    def _reached(self, values: Any) -> Reached:
+        return reached(self.r, self.s, values, [cls.signature for cls in self.classes])
 
-    def _wanted(self, found: tuple[Any, Any]) -> tuple[list[int], list[Any]]:
-        """The leaves and parameters that ask for a gradient, among those that were reached."""
-        reached_leaves, reached_classes = found
-        params = dict.fromkeys(source for plan, is_reached in zip(self.plans, reached_classes) if is_reached
-                               for source in plan.grads if hasattr(source, "parameter"))
-        return np.flatnonzero(self.r.leaf_wanted & reached_leaves).tolist(), list(params)
+    def _wanted(self, found: Reached) -> tuple[list[int], list[Any]]:
+        """The leaves and parameters that ask for a gradient, among those that a pass touches."""
+        params = dict.fromkeys(p for cls, touched in zip(self.classes, found.params)
+                               for p, is_touched in zip(cls.signature.params, touched) if is_touched)
+        return (np.flatnonzero(self.r.leaf_wanted & found.leaves).tolist(),
+                [p for p in params if p.parameter.grad_req != "null"])
 
-    def _gradients(self, begun: Any, head_grads: Sequence[Any], variables: Sequence[Any],
+    def _gradients(self, found: Reached, begun: Any, head_grads: Sequence[Any], variables: Sequence[Any],
                    targets: dict[Any, Any]) -> list[Any]:
         """Gradients of leaves and parameters, where the pass begins at the heads of numbers `begun`."""
         if self.freed:
             raise RunError("backward through a batch whose memory was freed by an earlier backward; "
                            "pass retain_graph=True to the earlier one")
-        run, stats = self.run, self.stats
-        start, before = time.perf_counter(), run.launched
-        messages = []
-        for b in self.heads.in_buffers:
-            buffer = run.buffers[b]
-            rows = self.heads.messages(b, tuple(buffer.shape[1:]), buffer.dtype, begun, head_grads)
-            messages.append((b, run.layout.messages[b].num_rows - len(rows), rows))
+        stats, heads, start = self.stats, self.heads, time.perf_counter()
+        run, number, firsts = self.run, None, []
+        if not begins_everywhere(self.plans, found.patterns):
+            part = self._subset(found, begun, variables)
+            run, number, firsts = self.run.subset(part), part.number, part.heads
+            self._part = run                    # (the rows of sparse gradients stand in its memory)
+        before, messages = self.run.launched, []
+        for k, b in enumerate(heads.in_buffers):
+            buffer = self.run.buffers[b]
+            rows = heads.messages(b, tuple(buffer.shape[1:]), buffer.dtype, begun, head_grads)
+            if number is None:
+                messages.append((b, run.layout.messages[b].num_rows - len(rows), rows))
+            elif len(heads.places(b, begun)):
+                messages.append((b, firsts[k], rows[heads.places(b, begun)]))
         names = {v: self._name(v) for v in variables}
         sparse = [names[v] for v in variables if self._is_sparse(v)]
         grads = run.backward([], [n for n in names.values() if n is not None], messages, targets, sparse)
-        found = [self._leaf_grad(grads, v) if isinstance(v, int) else grads.get(v) for v in variables]
+        made = [self._leaf_grad(run, number, grads, v) if isinstance(v, int) else grads.get(v) for v in variables]
         stats.backward_ops += run.launched - before
         took = (time.perf_counter() - start) * 1e3
         stats.backward_ms += took
         self._note_backward(took)
-        return found
+        if self.check:
+            self._passed = run, number, begun, head_grads, dict(zip(variables, made))
+        return made
+
+    def _compare_passed(self) -> None:
+        """check=True: compare the last pass with one call by call."""
+        if self._passed is None:
+            return
+        run, number, begun, head_grads, made = self._passed
+        self._passed = None
+        numbers = np.arange(len(self.specs)) if self._value_of is None else self._value_of
+        shapes = [SPECS[self.specs[v]].shape for v in self.heads.values[begun].tolist()]
+        heads = {int(np.argmax(numbers == v)): np.ones(shape) if grad is None else grad
+                 for v, grad, shape in zip(self.heads.values[begun].tolist(), head_grads, shapes)}
+        count = np.bincount(numbers[numbers >= 0], minlength=len(self.specs))
+
+        def ours(recorded: int) -> Any:
+            v = int(numbers[recorded])
+            maker = self.s.maker[v]
+            cls = self.classes[self.r.call_class[maker]]
+            if v < 0 or count[v] > 1 or not self.s.active[maker] or cls.signature.alias >= 0 or cls.num_parts > 1:
+                return None             # (it is that of others, or of all calls that repeat one, or inside a program)
+            buffer, row, width = int(self.g.value_buffers[v]), int(self.g.value_rows[v]), WIDTHS[self.specs[v]]
+            row = row if number is None else int(number[buffer][row])
+            return None if row < 0 else run.pulled(buffer, row, row + width)
+
+        self.check.compare(heads, ours, {v: grad for v, grad in made.items() if isinstance(v, int)},
+                           {v.parameter: grad for v, grad in made.items()
+                            if not isinstance(v, int) and not self._is_sparse(v)})
+
+    def _subset(self, found: Reached, begun: Any, variables: Sequence[Any]) -> Any:
+        """The part of the flush that takes part in a pass."""
+        patterns, which = [], []
+        for c, rows in enumerate(self.g.classes):
+            mine = [k for k, (of_class, _) in enumerate(found.patterns) if of_class == c]
+            place = np.full(len(found.patterns) + 1, -1)        # (the last one is that of -1)
+            place[mine] = np.arange(len(mine))
+            patterns.append([found.patterns[k][1] for k in mine])
+            which.append(np.repeat(place[found.pattern_of[rows.calls]], self.r.call_width[rows.calls]))
+        heads = [(b, self.heads.rows(b)[self.heads.places(b, begun)]) for b in self.heads.in_buffers]
+        leaves = [(int(self.r.leaf_buffers[v]), int(self.g.leaf_rows[v]), int(self.r.leaf_widths[v]))
+                  for v in variables if isinstance(v, int)]
+        return subset_of(self.layout, self.plans, [Begun(*pair) for pair in zip(patterns, which)], heads,
+                         [(b, np.arange(row, row + width)) for b, row, width in leaves if row >= 0])
 
     def _is_sparse(self, variable: Any) -> bool:
         parameter = self.leaves.parameters.get(variable) if isinstance(variable, int) else variable.parameter
         return parameter is not None and is_sparse(parameter)
 
-    def _leaf_grad(self, grads: dict[Any, Any], leaf: int) -> Any:
-        """The gradient of a leaf: as a shared operand, and as a row that somebody read."""
+    def _leaf_grad(self, run: Any, number: Any, grads: dict[Any, Any], leaf: int) -> Any:
+        """The gradient of a leaf: as a shared operand, and as rows that somebody read; `number` says which rows of a
+        part these are."""
         shared = grads.get(self.leaf_names[leaf]) if leaf in self.leaf_names else None
-        row = int(self.g.leaf_rows[leaf])
+        row, buffer = int(self.g.leaf_rows[leaf]), int(self.r.leaf_buffers[leaf])
         if row < 0:
             return shared
-        pulled = self.run.pulled(int(self.r.leaf_buffers[leaf]), row, row + int(self.r.leaf_widths[leaf]))
-        return self.run.total(shared if shared is None else shared.reshape(pulled.shape), pulled)
+        if number is not None:
+            row = int(number[buffer][row])
+        pulled = run.pulled(buffer, row, row + int(self.r.leaf_widths[leaf]))
+        return run.total(shared if shared is None else shared.reshape(pulled.shape), pulled)
 
     # ---- the tape ----------------------------------------------------------------------------
 
@@ -283,16 +345,24 @@ class Flushed:
                 shape = SPECS[self.specs[int(heads.values[k])]].shape
                 outputs.append(stacked._slice(start, start + int(heads.widths[k])).reshape(shape))
 
-        def backward(output_grads: list[Any], targets: list[Any], begun: list[bool]) -> list[Any]:
-            asked = [v for v, target in zip(dense, targets) if target is not None] + list(sparse)
-            made = dict(zip(asked, self._gradients(np.arange(len(heads.values)), [g.asnumpy() for g in output_grads],
-                                                   asked, {})))
-            touched = None
-            if not all(begun):
-                reached_leaves, reached_params = self._wanted(self._reached(heads.values[np.array(begun)]))
-                touched = {*reached_leaves, *reached_params}
-            grads = [*as_arrays_like([made.get(v) for v in dense], inputs), *[made[v] for v in sparse]]
-            return [g if touched is None or v in touched else UNTOUCHED for v, g in zip((*dense, *sparse), grads)]
+        def touches(begun: list[bool]) -> list[bool]:
+            found = self._wanted(self._reached(heads.values[np.flatnonzero(begun)]))
+            touched = {v for some in found for v in some}
+            return [v in touched for v in dense]
 
-        TapeBridge(inputs, outputs, backward, self.free, list(sparse.values()))
+        def backward(output_grads: list[Any], targets: list[Any], begun: list[bool]) -> list[Any]:
+            chosen = np.flatnonzero(begun)
+            if not len(chosen):
+                return [UNTOUCHED] * len((*dense, *sparse))
+            found = self._reached(heads.values[chosen])
+            reached_leaves, reached_params = self._wanted(found)
+            touched = {*reached_leaves, *reached_params}
+            asked = [v for v, target in zip(dense, targets) if target is not None and v in touched]
+            asked += [v for v in sparse if v in touched]
+            made = dict(zip(asked, self._gradients(found, chosen, [output_grads[k].asnumpy() for k in chosen.tolist()],
+                                                   asked, {})))
+            grads = [*as_arrays_like([made.get(v) for v in dense], inputs), *[made.get(v) for v in sparse]]
+            return [g if v in touched else UNTOUCHED for v, g in zip((*dense, *sparse), grads)]
+
+        TapeBridge(inputs, outputs, backward, self.free, touches, list(sparse.values()), self._compare_passed)
         return {int(v): out for v, out in zip(heads.values, outputs)}

@@ -26,18 +26,20 @@ from cavs_core import (
     Spec,
     VertexProgram,
     flatten,
+    flows_of,
     lookup,
     map_nested,
     one_row_program,
     own_outputs,
     plan_class,
     respecified,
+    touches_of,
     trace,
 )
 from cavs_core.mxnet_compat import autograd, mx
 
 from .fastpath import structure_of
-from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS, is_by_rows, spec_number
+from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS, has_rows, is_by_rows, spec_number
 
 __all__ = ["ANY_NUMBER", "INDEX_OPERANDS", "CallClass", "Signature", "any_number_signature", "operator_signature",
            "takes_any_number", "vertex_signature"]
@@ -56,6 +58,8 @@ class Signature:
     template : nested lists and tuples of None and result numbers: what a call returns
     structure : of what a call returns, see `fastpath.structure_of`
     run_alone : (block, operands) -> the distinct outputs of the call by itself on real arrays, by MXNet
+    touches, param_touches : bool arrays, shape (outputs, operands or parameters)
+        Which of them a backward pass touches that comes to an output, see `cavs_core.paths`.
     draws : whether the result is random
     has_product : whether it multiplies matrices
     adds_rows : whether it adds up two rows that look alike, and does nothing else
@@ -72,6 +76,7 @@ class Signature:
         places = [values.index(v) for v in program.outputs]
         builder = Builder(program)
         program.outputs = own_outputs(builder, values)
+        sources, touched = list(program.inputs.values()), touches_of(program)
         program.prune()
         self.reads = program.reads
         self.title, self.number = title, next(self._numbers)
@@ -84,6 +89,11 @@ class Signature:
         self.alias, self.slots, self.template = alias, slots, template
         self.structure = structure_of(map_nested(lambda k: k if k is None else places[k], template))
         self.params = [s for s in program.inputs.values() if isinstance(s, Param)]
+        self.touches = np.zeros((len(values), len(self.operand_specs)), bool)
+        for source, column in zip(sources, touched.T):
+            if isinstance(source, Arg):
+                self.touches[:, source.index] |= column
+        self.param_touches = touched[:, [sources.index(p) for p in self.params]]
         self.has_product = any(instr.op in ("matmul", "batch_matmul") for instr in program.instrs)
         self.draws = any(instr.op == "uniform_like" for instr in program.instrs)
         self.adds_rows = (len(program.instrs) == 1 and program.instrs[0].op in ("broadcast_add", "elemwise_add")
@@ -118,6 +128,15 @@ class Signature:
             self._output_specs[rows] = [spec_number(shape, s.dtype, self.context, by_rows)
                                         for shape, s in zip(shapes, specs)]
         return self._output_specs[rows]
+
+    @functools.cached_property
+    def flows(self) -> Any:
+        """From which results a gradient flows to which operands: bool array, shape (outputs, operands)."""
+        program, found = self.vertex.program, np.zeros_like(self.touches)
+        for source, column in zip(program.inputs.values(), flows_of(program).T):
+            if isinstance(source, Arg):
+                found[:, source.index] |= column
+        return found
 
     @functools.cached_property
     def rows(self) -> tuple[tuple[int, ...], ...]:
@@ -208,7 +227,6 @@ class CallClass:
 
     __slots__ = ("number", "kind", "signature", "recorded", "where", "identity")
     num_parts = num_launches = 1            # how many recorded calls are one of it, and launches one of its
-    depends = None                          # which outputs depend on which operands, if not all do on all
 
     def __init__(self, number: int, kind: int, signature: Signature, recorded: bool, where: str, identity: Any):
         self.number, self.kind = number, kind   # in the flush, and in all flushes; -1 for what nobody recorded
@@ -227,8 +245,7 @@ _SOURCES: dict[str, Any] = {"S": Shared, "L": Leaf, "P": Leaf, "E": GatherAll}
 INDEX_OPERANDS = {"Embedding": (0,), "take": (1,), "pick": (1,), "one_hot": (0,), "SoftmaxOutput": (1,)}
 
 
-def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], training: bool,
-                       output_is_list: bool) -> Signature:
+def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], training: bool) -> Signature:
     """One operator call as a program; raises ProgramError or UnsupportedOpError where it has none."""
     op = lookup(name)
     if "training" in op.attrs:
@@ -241,21 +258,21 @@ def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], t
         return builder.program
 
     program = build([SPECS[s].shape for s in specs])
+    _check_rows(program)
     given = {k: v for k, v in attrs.items() if k != "training"}
 
     def run_alone(_: Any, operands: list[Any]) -> list[Any]:
-        function = getattr(mx.nd, name, None) or getattr(mx.nd._internal, name)
-        with autograd.pause(train_mode=training):
-            return flatten(function(*operands, **given))
+        with _mode(training):
+            return flatten(op.alone(mx.nd, name, given, operands))
 
     count = len(program.outputs)
-    template = list(range(count)) if output_is_list or count > 1 else 0
+    template = list(range(count)) if count > 1 else 0
     context = DEVICES[specs[0]]
     alias = _alias_of(name, program, specs[0])
     if alias >= 0:
         return Signature(name, program, specs, context, template, run_alone, alias=alias)
     for split in _splits(specs):
-        row_program = _row_program(build, specs, split)
+        row_program = _row_program(build, specs, split, program)
         if row_program is not None:
             row_specs = [spec_number((1, *SPECS[s].shape[1:]), SPECS[s].dtype, context, by_rows=True) if part else s
                          for s, part in zip(specs, split)]
@@ -290,8 +307,7 @@ def any_number_signature(name: str, spec: int) -> Signature:
     builder.program.outputs = [builder.emit("_copy" if joins else "child_sum", row)]
 
     def run_alone(_: Any, operands: list[Any]) -> list[Any]:
-        with autograd.pause(train_mode=autograd.is_training()):
-            return [mx.nd.concat(*operands, dim=0) if joins else mx.nd.add_n(*operands)]
+        return [mx.nd.concat(*operands, dim=0) if joins else mx.nd.add_n(*operands)]
 
     return Signature(name, builder.program, [spec], DEVICES[spec], 0, run_alone, split=[joins], slots=1)
 
@@ -304,40 +320,63 @@ def _splits(specs: Sequence[int]) -> list[tuple[bool, ...]]:
     return list(dict.fromkeys(split for split in (every, alone) if split[0]))
 
 
-def _row_program(build: Any, specs: Sequence[int], split: Sequence[bool]) -> Program | None:
+def _row_program(build: Any, specs: Sequence[int], split: Sequence[bool], call: Program) -> Program | None:
     def with_rows(rows: int) -> Program:
         return build([(rows, *SPECS[s].shape[1:]) if part else SPECS[s].shape for s, part in zip(specs, split)])
 
     try:
-        return one_row_program(with_rows)
+        return one_row_program(with_rows, call)
     except ProgramError:                # an attribute names the number of rows
         return None
 
 
-_NAMING = ("slice", "slice_axis", "Reshape", "expand_dims", "squeeze", "Flatten", "reshape_like", "_copy", "Dropout")
+_NAMING = ("slice", "slice_axis", "Reshape", "expand_dims", "squeeze", "Flatten", "_copy", "Dropout")
 
 
 def _alias_of(name: str, program: Program, spec: int) -> int:
     """The first row of the operand that a slice, a reshape or a copy only names; -1 if it makes something new."""
     if name not in _NAMING:
         return -1
-    row = ROW_SPECS[BUFFERS[spec]].shape[0]
-    have = SPECS[spec].shape if SPECS[spec].shape[-1] == row else (*SPECS[spec].shape, 1)
-    made = program.specs[program.outputs[0]].shape
-    if made[-1] != row and not (row == 1 and len(made) == 1):
-        return -1
-    rows = np.arange(WIDTHS[spec]).reshape(have[:-1])
+    row, shape, start = ROW_SPECS[BUFFERS[spec]].shape[0], SPECS[spec].shape, 0
     for instr in program.instrs:
-        a = dict(instr.attrs)
         if instr.op == "slice":
-            parts = [slice(*bes) for bes in zip(a["begin"], a["end"], a["step"])]
-            if len(parts) == len(have) and len(range(*parts.pop().indices(row))) != row:
+            begins = _stretch_of(shape, dict(instr.attrs))
+            if begins < 0:
                 return -1
-            rows = rows[tuple(parts)]
+            start += begins
         elif instr.op not in ("Reshape", "_copy"):
             return -1
-    rows = rows.ravel()
-    return int(rows[0]) if (np.diff(rows) == 1).all() else -1
+        shape = program.specs[instr.outputs[0]].shape
+    if shape[-1] != row and not (row == 1 and len(shape) == 1):
+        return -1
+    return start // row if start % row == 0 else -1
+
+
+def _stretch_of(shape: tuple[int, ...], a: dict[str, Any]) -> int:
+    """Where in memory a slice begins, if it is one stretch in the order of the array; else -1."""
+    start, stretches = 0, False
+    for n, *part in itertools.zip_longest(shape, a["begin"], a["end"], a["step"]):
+        taken = range(n)[slice(*part)]
+        if stretches and taken != range(n):
+            return -1                       # the axes behind one that has several entries must be whole
+        if len(taken) > 1:
+            if taken.step != 1:
+                return -1
+            stretches = True
+        start = start * n + taken[0]
+    return start
+
+
+def _mode(training: bool) -> Any:
+    """The state of autograd that the code of a call runs in; on the tape or not, as it is."""
+    return autograd.train_mode() if training else autograd.predict_mode()
+
+
+def _check_rows(program: Program) -> None:
+    """Raise ProgramError if a value has no elements, or no axes: nothing of it could be a row of a buffer."""
+    odd = next((spec.shape for spec in program.specs if not has_rows(spec.shape)), None)
+    if odd is not None:
+        raise ProgramError(f"a value of shape {odd} has no rows")
 
 
 def vertex_signature(fn: Any, block: Any, title: str, nested: Any, specs: Sequence[int], training: bool) -> Signature:
@@ -354,11 +393,14 @@ def vertex_signature(fn: Any, block: Any, title: str, nested: Any, specs: Sequen
 
     with DEVICES[specs[0]]:
         program = trace(traced, *[SPECS[s] for s in specs], name=title)
+    if program.checks:
+        raise ProgramError("gather_nd raises for indices out of range, which are known when it runs")
+    _check_rows(program)
     count = iter(range(len(program.outputs)))
     template = map_nested(lambda x: None if x is None else next(count), structure[0])
 
     def run_alone(block: Any, operands: list[Any]) -> list[Any]:
-        with autograd.pause(train_mode=training):
+        with _mode(training):
             return flatten(fn(block, *map_nested(lambda k: operands[k] if type(k) is int else k, nested)))
 
     return Signature(title, program, specs, DEVICES[specs[0]], template, run_alone)

@@ -408,7 +408,7 @@ def step():
     x.attach_grad()
     with autograd.record():
         y = mx.nd.ones((2,))
-    TapeBridge([x], [y], lambda grads, wanted, begun: grads, lambda: None)
+    TapeBridge([x], [y], lambda grads, wanted, begun: grads, lambda: None, lambda begun: begun)
     with autograd.record():
         total = y.sum()
     total.backward()
@@ -436,7 +436,7 @@ def test_a_handle_that_another_array_inherited_is_not_an_output(shape):
         return [g * 10 if begin else tape.UNTOUCHED for g, begin in zip(output_grads, begun)]
 
     outputs = [mx.nd.ones(shape), mx.nd.ones(shape)]
-    node = tape.TapeBridge([a, b], outputs, backward, lambda: None)
+    node = tape.TapeBridge([a, b], outputs, backward, lambda: None, lambda begun: [True, True])
     with autograd.record():
         z = outputs[0] * 2 + outputs[1] * 3
     known = dict(node._outputs)

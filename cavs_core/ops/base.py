@@ -14,6 +14,7 @@ A composite op states only `expand`: how it is written in plain ops; the five fo
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,8 @@ import numpy as np
 from ..errors import KindError, ProgramError, UnsupportedOpError
 from ..program import CHILD, ROW, SHARED, Instr, Program, Spec
 
-__all__ = ["TABLE", "Op", "Composite", "Builder", "register", "lookup", "Required", "normal_axis", "axes_of"]
+__all__ = ["TABLE", "Op", "Composite", "Builder", "register", "lookup", "Required", "normal_axis", "num_merged_axes",
+           "axes_of"]
 
 TABLE: dict[str, Op] = {}
 
@@ -40,6 +42,12 @@ class Op:
     ignored: tuple[str, ...] = ()
     #: a new row axis changes nothing: the call on whole arrays is the call on one sample
     rowwise = False
+    #: a backward pass ends here: for what lies behind, the call does not exist
+    leaves_tape = False
+    #: how many axes MXNet's operators take here, and in the gradient; None if any number
+    max_axes: int | None = None
+    #: the same, where neighbours along which the same operands and results are 1 count as one axis
+    max_merged_axes: int | None = None
 
     def __init__(self, name: str):
         self.name = name
@@ -70,6 +78,12 @@ class Op:
                 "Use v.spread(x) to show x to every child, or reduce the children with .sum(), .max() or .mean().")
         return kinds.pop() if kinds else SHARED
 
+    def check_axes(self, shapes: Sequence[tuple[int, ...]], kind: str) -> None:
+        """Refuse what MXNet's operators cannot do on rows of operands and results of these shapes."""
+        for most, count_axes in ((self.max_axes, _widest), (self.max_merged_axes, num_merged_axes)):
+            if most is not None and (count := count_axes(shapes) + (kind != SHARED)) > most:
+                raise ProgramError(f"{self.name}: {count} axes, with that of the rows; MXNet takes {most} at most")
+
     def rows(self, e, a: dict[str, Any], *xs):
         """Default: the call itself, shared operands seen by every row as a leading axis of one."""
         if not self.rowwise:
@@ -98,9 +112,23 @@ class Op:
     def mxnet(self, F, a: dict[str, Any], *xs):
         return (getattr(F, self.name, None) or getattr(F._internal, self.name))(*xs, **a)
 
+    def alone(self, F, name: str, attrs: dict[str, Any], xs: Sequence[Any]) -> Any:
+        """The call that was recorded, by MXNet itself: its name, attributes as they were given, and real arrays."""
+        return (getattr(F, name, None) or getattr(F._internal, name))(*xs, **attrs)
+
     def build(self, b: Builder, a: dict[str, Any], xs: Sequence[int]) -> list[int]:
         specs = [b.specs[x] for x in xs]
         return b.append(self, a, xs, self.infer(a, *specs), self.kind(specs))
+
+
+def _widest(shapes: Sequence[tuple[int, ...]]) -> int:
+    return max(map(len, shapes))
+
+
+def num_merged_axes(shapes: Sequence[tuple[int, ...]]) -> int:
+    """How many axes are left of shapes of one length when neighbours that are alike are one; an axis of 1 is none."""
+    patterns = [[n == 1 for n in sizes] for sizes in zip(*shapes)]
+    return sum(1 for _ in itertools.groupby(ones for ones in patterns if not all(ones)))
 
 
 class Composite(Op):
@@ -162,6 +190,7 @@ class Builder:
 
     def append(self, op: Op, a: dict[str, Any], xs: Sequence[int], outs, kind: str) -> list[int]:
         first = len(self.specs)
+        op.check_axes([*(self.specs[x].shape for x in xs), *(shape for shape, _ in outs)], kind)
         self.specs.extend(Spec(tuple(shape), dtype, kind) for shape, dtype in outs)
         values = list(range(first, len(self.specs)))
         self.program.instrs.append(
@@ -169,10 +198,17 @@ class Builder:
         return values
 
     def call(self, name: str, xs: Sequence[int], attrs: dict[str, Any]) -> list[int]:
-        """Append one call with raw attributes; the outputs' values."""
-        op = lookup(name, self.origin)
+        """Append one call with raw attributes; the outputs' values.
+
+        Operands whose values do not matter (the one that `reshape_like` only has the shape of) are noted: on MXNet's
+        tape they get a gradient of zero.
+        """
+        op, first = lookup(name, self.origin), len(self.program.instrs)
         try:
-            return op.build(self, op.normalise(attrs), xs)
+            made = op.build(self, op.normalise(attrs), xs)
+            if isinstance(op, Composite):
+                self._note_unread(first, xs, made)
+            return made
         except ProgramError as err:
             if not self.origin or self.origin in str(err):      # said already: a composite calls from inside
                 raise
@@ -181,6 +217,16 @@ class Builder:
             shapes = ", ".join(str(self.specs[x]) for x in xs)
             where = f" (called by {self.origin})" if self.origin else ""
             raise ProgramError(f"{name}({shapes}; {attrs}){where}: {err}") from err
+
+    def _note_unread(self, first: int, xs: Sequence[int], made: Sequence[int]) -> None:
+        """Note the operands that the instructions from `first` on do not read."""
+        read = set(made)
+        for instr in reversed(self.program.instrs[first:]):
+            if not read.isdisjoint(instr.outputs):
+                read.update(instr.inputs)
+        unread = [x for x in xs if x not in read]
+        for y in made if unread else ():
+            self.program.unread.setdefault(y, []).extend(unread)
 
     def emit(self, name: str, *xs: int, **attrs: Any) -> int:
         """Append one call; its only output."""

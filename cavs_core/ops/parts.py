@@ -12,6 +12,7 @@ from .base import Composite, Op, Required, axes_of, normal_axis, register
 
 class Concat(Op):
     attrs = {"dim": 1}
+    max_axes = 5            # its gradient is made of slices
     ignored = ("num_args",)
 
     def build(self, b, a, xs):
@@ -60,6 +61,7 @@ class SliceChannel(Op):
     """Equal parts along an axis."""
 
     attrs = {"num_outputs": Required, "axis": 1, "squeeze_axis": False}
+    max_axes = 5            # its gradient joins parts
 
     def build(self, b, a, xs):
         shape = b.shape(xs[0])
@@ -84,7 +86,8 @@ class SliceChannel(Op):
         return e.emit_many(self.name, a["num_outputs"], x.array, num_outputs=a["num_outputs"], axis=a["axis"] + 1)
 
     def grad(self, b, a, xs, ys, dys):
-        parts = [dy if dy is not None else b.emit("zeros_like", y) for y, dy in zip(ys, dys)]
+        like = next(dy for dy in dys if dy is not None)         # (all parts look alike)
+        parts = [dy if dy is not None else b.emit("zeros_like", like) for dy in dys]
         return [b.emit("Concat", *parts, dim=a["axis"])]
 
     def numpy(self, a, x):
@@ -119,8 +122,8 @@ def _full_slice(shape, a):
         raise ProgramError(f"slice of {shape}: begin {a['begin']}, end {a['end']}, step {a['step']} do not fit")
     given = itertools.zip_longest(a["begin"], a["end"], a["step"][:len(shape)], shape)
     ranges = [range(*slice(i, j, s).indices(n)) for i, j, s, n in given]
-    if not all(ranges):
-        raise ProgramError(f"slice of shape {shape} from {a['begin']} to {a['end']} is empty")
+    if not all(ranges) or any(i is not None and i < -n for i, n in zip(a["begin"], shape)):
+        raise ProgramError(f"slice of shape {shape} from {a['begin']} to {a['end']} is empty, or begins before it")
     full = {"begin": tuple(r.start for r in ranges), "step": tuple(r.step for r in ranges),
             "end": tuple(r.stop if r.stop >= 0 else None for r in ranges)}
     return full, tuple(len(r) for r in ranges)
@@ -128,6 +131,7 @@ def _full_slice(shape, a):
 
 class Slice(Op):
     attrs = {"begin": Required, "end": Required, "step": ()}
+    max_axes = 5
 
     def build(self, b, a, xs):
         return super().build(b, _full_slice(b.shape(xs[0]), a)[0], xs)
@@ -194,7 +198,11 @@ class SliceAxis(Composite):
 
     def expand(self, b, a, x):
         axis = normal_axis(a["axis"], len(b.shape(x)))
-        return b.emit("slice", x, begin=(None,) * axis + (a["begin"],), end=(None,) * axis + (a["end"],))
+        n, begin, end = b.shape(x)[axis], a["begin"], a["end"]
+        begin, end = (n if i is None else i + n if i < 0 else i for i in (begin, end))
+        if not 0 <= begin < end <= n:           # unlike `slice`, which cuts off what is beyond the end
+            raise ProgramError(f"slice_axis: {a['begin']} to {a['end']} is not within axis {axis} of {b.shape(x)}")
+        return b.emit("slice", x, begin=(None,) * axis + (begin,), end=(None,) * axis + (end,))
 
 
 class SliceLike(Composite):
@@ -213,7 +221,10 @@ class Reverse(Op):
     attrs = {"axis": Required}
 
     def build(self, b, a, xs):
-        return super().build(b, {"axis": axes_of(a["axis"], len(b.shape(xs[0])))}, xs)
+        axes = (a["axis"],) if isinstance(a["axis"], int) else a["axis"]
+        if not all(0 <= i < len(b.shape(xs[0])) for i in axes):         # MXNet does not count these from the end
+            raise ProgramError(f"reverse: axis {a['axis']} is none of shape {b.shape(xs[0])}")
+        return super().build(b, {"axis": axes_of(axes, len(b.shape(xs[0])))}, xs)
 
     def infer(self, a, x):
         return [(x.shape, x.dtype)]

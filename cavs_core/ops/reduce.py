@@ -12,6 +12,7 @@ class Reduce(Op):
     """f over the given axes, which stay as size 1."""
 
     attrs = {"axis": Required}
+    max_merged_axes = 5
 
     def __init__(self, name, body, mxnet_name):
         super().__init__(name)

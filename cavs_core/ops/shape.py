@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from ..errors import ProgramError
-from .base import Composite, Op, Required, axes_of, normal_axis, register
+from .base import Composite, Op, Required, axes_of, normal_axis, num_merged_axes, register
 
 
 def resolve_reshape(shape, codes, reverse=False):
@@ -78,6 +80,8 @@ class Reshape(Op):
         return x.reshape(resolve_reshape(x.shape, a["shape"]))
 
     def mxnet(self, F, a, x):
+        if len(a["shape"]) > 6:             # then oneDNN cannot reshape what no operator of the region has made
+            x = F.identity(x)
         return F.reshape(x, shape=a["shape"])
 
 
@@ -126,6 +130,7 @@ register(Reshaping("reshape_like", dict.fromkeys(("lhs_begin", "lhs_end", "rhs_b
 
 class Transpose(Op):
     attrs = {"axes": ()}
+    max_axes = 6
 
     def build(self, b, a, xs):
         ndim = len(b.shape(xs[0]))
@@ -169,6 +174,7 @@ register(SwapAxis("SwapAxis"), "swapaxes")
 
 class BroadcastTo(Op):
     attrs = {"shape": Required}
+    max_merged_axes = 5
 
     def build(self, b, a, xs):
         shape = b.shape(xs[0])
@@ -200,7 +206,10 @@ class BroadcastAxis(Composite):
         axes, sizes = ((v,) if isinstance(v, int) else v for v in (a["axis"], a["size"]))
         shape = list(b.shape(x))
         for i, n in zip(axes, sizes):
-            shape[normal_axis(i, len(shape))] = n
+            i = normal_axis(i, len(shape))
+            if shape[i] != 1:
+                raise ProgramError(f"broadcast_axis: axis {i} of shape {b.shape(x)} is not 1")
+            shape[i] = n
         return b.emit("broadcast_to", x, shape=tuple(shape))
 
 
@@ -220,6 +229,8 @@ def _repeated(b, x, axis, count, whole):
     """Axis `axis` repeated `count` times, as a whole (tile) or element by element (repeat), by broadcasting."""
     if count == 1:
         return x
+    if count < 1:
+        raise ProgramError(f"an axis repeated {count} times has no elements")
     shape = b.shape(x)
     cut = axis if whole else axis + 1
     before, behind = int(np.prod(shape[:cut])), int(np.prod(shape[cut:]))
@@ -235,7 +246,12 @@ class Tile(Composite):
         shape = b.shape(x)
         width = max(len(reps), len(shape))
         y = b.reshape(x, (1,) * (width - len(shape)) + shape)
-        for axis, count in enumerate((1,) * (width - len(reps)) + reps):
+        reps = (1,) * (width - len(reps)) + reps
+        # what MXNet does: a new axis of 1 before each axis is broadcast
+        wide = [tuple(itertools.chain(*zip(counts, b.shape(y)))) for counts in ((1,) * width, reps)]
+        if num_merged_axes(wide) > BroadcastTo.max_merged_axes:
+            raise ProgramError(f"tile: {a['reps']} times {shape} is more than MXNet can do at once")
+        for axis, count in enumerate(reps):
             y = _repeated(b, y, axis, count, whole=True)
         return b.emit("_copy", x) if y == x else y
 

@@ -155,6 +155,21 @@ register(_Digamma("digamma", special.digamma))
 register(Unary("BlockGrad", lambda x: x))
 
 
+class Detach(Unary):
+    """`array.detach()`, which is no operator of MXNet: what it returns is not on the tape."""
+
+    leaves_tape = True
+
+    def alone(self, F, name, attrs, xs):
+        return xs[0].detach()
+
+    def mxnet(self, F, a, x):
+        return F.BlockGrad(x)
+
+
+register(Detach("_detach", lambda x: x))
+
+
 class MakeLoss(Unary):
     """Identity; its gradient is `grad_scale`, whatever comes from above, over the number of rows or of valid elements.
 

@@ -119,7 +119,7 @@ for _both, _right, _left, _op in _BINARY:
         BODIES[_left] = Pointwise(swapped, _op.cost, _op.exact)
 
 
-@body("_copy", "BlockGrad", "MakeLoss", "make_loss")
+@body("_copy", "BlockGrad", "_detach", "MakeLoss", "make_loss")
 def _same(g, a, x):
     return x
 

@@ -14,6 +14,7 @@ from ...layout import Layout, RowIndex
 from ...mxnet_compat import mx
 from ...plan import ClassPlan, buffer_bytes
 from ...program import CHILD, SHARED, Pull
+from ...subset import Subset
 from ..targets import WRITTEN, Target
 from .assembly import Arrays, Direction, assembly_of
 from .memory import ARENA, Block, address_of
@@ -52,6 +53,24 @@ class NativeRun:
     def free(self) -> None:
         """Give back what only a backward pass needs."""
         _give_back(self._saved, self._passing)
+
+    def subset(self, subset: Subset) -> NativeRun:
+        """A run of its own for a backward pass that part of the layout takes part in, with copies of the values."""
+        run = NativeRun(subset.layout, subset.plans, self.arrays)
+        direction = run._take_memory()
+        for b, rows in enumerate(subset.rows):
+            np.take(self.buffers[b], rows, axis=0, out=run.buffers[b][:len(rows)], mode="clip")
+        run._place(direction, run._saved)
+        for c, (prepared, origin) in enumerate(zip(run._prepared, subset.origins)):
+            whole = self._prepared[origin.number].lowered.owned
+            for v, owned in prepared.lowered.owned.items():
+                if v in whole and not (owned.backward or owned.local or whole[v].backward or whole[v].local):
+                    kind = run.plans[c].specs[v].kind
+                    rows = origin.edges if kind == CHILD else origin.positions
+                    values = self._view(origin.number, v)
+                    run._view(c, v)[...] = values if kind == SHARED else values[rows]
+        run.launched = self.launched
+        return run
 
     # ---- results -----------------------------------------------------------------------------
 
@@ -103,14 +122,19 @@ class NativeRun:
 
     def forward(self) -> Any:
         """Run everything; the buffers."""
+        direction = self._take_memory()
+        for buffer, row, array in self.fills:
+            _fill(self.buffers[buffer], row, array)
+        self._run(direction, self._saved, range(0, 3))
+        return self.buffers
+
+    def _take_memory(self) -> Direction:
+        """Take the memory of the buffers; the forward direction."""
         direction = self._assembly.direction(self.layout, False)
         self.buffers = Arrays(self._assembly.buffers)
         self._kept.append(self.buffers.block)
-        for buffer, row, array in self.fills:
-            _fill(self.buffers[buffer], row, array)
         self._addresses = np.zeros(self._assembly.num_refs, np.int64)
-        self._run(direction, self._saved, range(0, 3))
-        return self.buffers
+        return direction
 
     def _draw(self, phases: range) -> None:
         for c, prepared in enumerate(self._prepared):
@@ -189,11 +213,8 @@ class NativeRun:
 
     def _run(self, direction: Direction, blocks: list[Block], phases: range, at_messages: int = 0) -> None:
         """Run a direction; `blocks` takes the memory of its own."""
-        made, block = direction.operations, ARENA.take(direction.own_bytes)
-        blocks.append(block)
-        at = (self.buffers.block.address, at_messages, block.address)
-        asked = [self._asked_address(*memory) for memory in made.asked]
-        table, words = made.with_addresses(self._addresses, direction.places, direction.own_offsets, asked, at)
+        table, words = self._place(direction, blocks, at_messages)
+        made = direction.operations
         self._draw(phases)
         for number, c, part in made.sums:
             if part.own:
@@ -210,6 +231,14 @@ class NativeRun:
             index, values = self._addresses[refs].tolist()
             self._grads.setdefault(name, []).append(
                 (array_at(index, (rows,), op.index_dtype), array_at(values, (rows, op.width), op.dtype)))
+
+    def _place(self, direction: Direction, blocks: list[Block], at_messages: int = 0) -> tuple[Any, Any]:
+        """Take the classes' own memory; the table of a direction, and what it has the addresses of."""
+        block = ARENA.take(direction.own_bytes)
+        blocks.append(block)
+        at = (self.buffers.block.address, at_messages, block.address)
+        asked = [self._asked_address(*memory) for memory in direction.operations.asked]
+        return direction.operations.with_addresses(self._addresses, direction.places, direction.own_offsets, asked, at)
 
     def _grad_memory(self, c: int, source: Any) -> tuple[int, bool]:
         """Where the gradient of a shared source goes, and whether it is added to what is there."""

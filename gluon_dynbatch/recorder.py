@@ -70,6 +70,8 @@ class Recorder(Listener):
         """Why no recorded call may read an array; empty if it may."""
         if isinstance(array, BaseSparseNDArray):
             return "is sparse"
+        if isinstance(array, mx.np.ndarray):
+            return "is of mx.np"
         return ("has a sparse gradient" if id(array) in self._sparse_grads else
                 "is updated by backward passes" if id(array) in self._updated else "")
 
@@ -137,6 +139,9 @@ class Recorder(Listener):
         operands = self._operands(name, arrays, calls)
         if operands is None:
             self.alone(self._why_alone(name, arrays))
+            if name in _READS_NO_VIEW and self.recording:
+                with listening(None):
+                    arrays[:] = [x.copy() for x in arrays]
             return call()
         owners = [owner_of(x) for x in operands]
         if None in owners:                      # an operand gets its value right now: it comes from outside then
@@ -428,6 +433,7 @@ def _fit_graph(args: Any) -> bool:
 
 
 _UPDATED = {"BatchNorm": (3, 4)}                # operands that the backward pass of a trained operator writes
+_READS_NO_VIEW = {"Pooling"}    # MXNet's gradient of max pooling is wrong for a part of a buffer, as our values are
 # What stands for their operands depends on more than the owners; what is checked is noted in the general way.
 _NEVER_SHORT = {*INDEX_OPERANDS, *_UPDATED, CHECKED}
 _TRUE = ("True", "1")

@@ -34,6 +34,8 @@ def gluon_program(draw, families):
 
 
 def leaf_grad(g):
+    if not g.allowed("constant losses"):
+        return g.draw.pick("write", "write", "add" if g.allowed("grad_req") else "write")
     if g.dtype.startswith("float") or g.allowed("integer gradients"):
         return g.grad_req() if g.allowed("grad_req") else g.draw.pick("write", "write", None)
     return None

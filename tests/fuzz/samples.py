@@ -26,6 +26,8 @@ def write_sample(g, name, functions, shape, dtype, recorded):
     loss = write_loss(g, top)
     if g.draw.chance(0.3):
         loss = g.let(f"{loss} + {write_loss(g, g.recent())}.sum()") or loss
+    if not g.allowed("constant losses"):
+        loss = g.let(f"{loss} + {args[0]}.mean()") or loss
     if g.allowed("held"):
         held += [v for v in g.pool[len(g.shared) + len(args):] if g.draw.chance(0.2)]
     g.write(f"return {loss}, [{', '.join(dict.fromkeys(map(str, held)))}]")

@@ -238,5 +238,6 @@ OPERATORS_OF = {
     "detach": ["BlockGrad"],
     "loss heads": ["MakeLoss", "make_loss", "softmax_loss", "SoftmaxOutput", "Softmax"],
     "batch norm": ["BatchNorm"],
+    "gemm": ["_linalg_gemm", "_linalg_gemm2"],
     "slice assign": ["_slice_assign", "_slice_assign_scalar", "_crop_assign", "_crop_assign_scalar"],
 }

@@ -6,12 +6,11 @@ The names behind the comment in `__all__` are for those who build another face o
 from .array_memory import address_of_data, array_at, view_of_data
 from .backends.choose import BACKENDS, have_run, make_run, note_seconds, runs_in_the_end, runs_natively
 from .backends.mxnet_ops import MXNetBackend
-from .backends.native_cpu.kernel_cache import cache_folder
 from .backends.native_cpu.prepare import are_ready, kernel_sources
 from .backends.native_cpu.row_sums import add_equal_rows
 from .backends.targets import WRITTEN, Target
 from .code_reads import CodeReads
-from .compiling import compiled
+from .compiling import cache_folder, compiled
 from .errors import (
     ArityError,
     CycleError,
@@ -52,7 +51,7 @@ from .roll import agrees, roll
 from .subset import Begun, begins_everywhere, stretches, subset_of
 from .tape import UNTOUCHED, TapeBridge, wrap_backward
 from .tape_state import need_gradient, needs_gradient, off_tape, on_tape
-from .trace import flatten, inactive, map_nested, trace
+from .trace import flatten, inactive, map_nested, sequence_like, trace
 from .vertex import VertexFunction
 
 __all__ = [
@@ -68,7 +67,7 @@ __all__ = [
     "flows_of", "frames_of", "have_run", "inactive", "is_sparse", "kernel_sources", "let_change", "listening",
     "lookup", "make_run", "map_nested", "need_gradient", "needs_gradient", "no_messages", "note_seconds", "off_tape",
     "offsets_of", "on_tape", "one_row_program", "own_outputs", "plan_class", "plan_messages", "respecified", "roll",
-    "runs_in_the_end", "runs_natively", "stretches", "subset_of", "supports", "target_of", "tell", "thread_state",
-    "to_super_hook", "touches_of", "view_of_data", "wrap_backward", "write_gradient",
+    "runs_in_the_end", "runs_natively", "sequence_like", "stretches", "subset_of", "supports", "target_of", "tell",
+    "thread_state", "to_super_hook", "touches_of", "view_of_data", "wrap_backward", "write_gradient",
 ]
 __version__ = "0.1.0"

@@ -1,18 +1,27 @@
-"""Compiled loops, kept on disk."""
+"""Compiled loops, kept on disk; and where that is."""
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+import threading
 import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from numba import njit
+from numba import config, njit
 from numba.core.dispatcher import Dispatcher
 from numba.core.extending import _Intrinsic
 
-__all__ = ["compiled"]
+__all__ = ["cache_folder", "compiled", "kept_on_disk"]
+
+_PACKAGE = "gluon_dynbatch"
+_lock = threading.RLock()
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -26,8 +35,61 @@ def compiled(function: _F) -> _F:
     stamp = _stamp(function.__globals__)
     if stamp:
         function.__qualname__ += f"_{stamp:08x}"
-    made: _F = njit(cache=True, nogil=True)(function)
+    made: _F = kept_on_disk(lambda: njit(cache=True, nogil=True)(function))
     return made
+
+
+def kept_on_disk(make: Callable[[], Any]) -> Any:
+    """What `make` gives: a function that numba is told to keep on disk. As a rule it lies beside its source.
+
+    numba refuses where neither that folder nor the user's cache can be written; then it lies in ours.
+    """
+    try:
+        return make()
+    except RuntimeError as error:
+        if "no locator available" not in str(error):
+            raise
+    with _lock:
+        before, config.CACHE_DIR = config.CACHE_DIR, str(cache_folder())
+        try:
+            return make()
+        finally:
+            config.CACHE_DIR = before
+
+
+def cache_folder() -> Path:
+    """Where compiled code and measurements are kept: DYNBATCH_CACHE, or the user's cache folder, or a temporary one if
+    that cannot be written."""
+    given = os.environ.get("DYNBATCH_CACHE")
+    if given:
+        return _writable(Path(given))
+    user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")      # (as it is, if nobody has a home)
+    return _writable(Path(user) / _PACKAGE)
+
+
+@cache
+def _writable(folder: Path) -> Path:
+    try:
+        if not folder.is_absolute() and str(folder).startswith("~"):
+            raise OSError("there is no home folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        return _temporary(f"{folder} cannot be written ({error.strerror or error})")
+
+
+_made: list[Path] = []          # the temporary folder of this process, once it has one
+
+
+def _temporary(reason: str) -> Path:
+    with _lock:
+        if not _made:
+            _made.append(Path(tempfile.mkdtemp(prefix=f"{_PACKAGE}-")))
+            atexit.register(shutil.rmtree, _made[0], ignore_errors=True)
+            print(f"{_PACKAGE}: {reason}; what is compiled is kept in {_made[0]} until this process ends. Set "
+                  "DYNBATCH_CACHE to a folder that can be written to keep it for good", file=sys.stderr, flush=True)
+        return _made[0]
 
 
 @cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import threading
 import types
 from typing import Any
@@ -132,7 +133,7 @@ class LazyArray(NDArray, metaclass=_LazyType):
         if any(isinstance(k, _ADVANCED) for k in key):
             return super().__getitem__(key)         # MXNet's own, which is written in operators
         begin, end, step, shape = _basic_index(self.shape, key)
-        if 0 in shape and self.owner.has_values:    # no operator makes nothing
+        if (0 in shape or not shape) and self.owner.has_values:     # no operator makes nothing, or a number
             self.wait_to_read()
             return self[key]
         part = self
@@ -169,10 +170,19 @@ def let_change(function):
     _change_class = function
 
 
+class _OwnHandle(ctypes.c_void_p):
+    """A handle that is freed when nobody has it any more."""
+
+    def __del__(self):
+        mx.base._LIB.MXNDArrayFree(self)
+
+
 def become_array(lazy, array):
     """Turn a LazyArray into an NDArray that takes over the handle of `array`; the handle."""
     handle = array.handle
     array.handle = None                 # freeing nothing is allowed
+    if gc.is_finalized(lazy):           # somebody's __del__ asks for it, and its own will not be called any more
+        handle = _OwnHandle(handle.value)
     _change_class(lazy, NDArray)
     lazy.handle, lazy.writable = handle, True
     return handle
@@ -204,7 +214,7 @@ def _basic_index(shape, key):
         else:
             raise TypeError(f"an array cannot be indexed by {k!r}")
         axis += 1
-    return tuple(begin), tuple(end), tuple(step), tuple(kept) or (1,)
+    return tuple(begin), tuple(end), tuple(step), tuple(kept) or (() if mx.util.is_np_shape() else (1,))
 
 
 _MANY_AXES = 4          # MXNet slices no more than one axis more, that of rows

@@ -184,6 +184,7 @@ class Program:
     inputs: dict[int, Any] = field(default_factory=dict)     # value -> source, in the order of creation
     outputs: list[int] = field(default_factory=list)
     name: str = "program"
+    checks: bool = False        # whether MXNet would look at indices, and raise for those out of range
     reads: Any = field(default=None, repr=False, compare=False)     # of blocks, by the code that was traced: CodeReads
     unread: dict[int, list[int]] = field(default_factory=dict, repr=False, compare=False)   # see `Builder.call`
 

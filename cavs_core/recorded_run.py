@@ -211,6 +211,8 @@ def _over_tape(owner: RecordedRun) -> Callable[[list[Any], list[Target | None], 
     """What MXNet calls in its backward pass: gradients of the node's inputs."""
     def backward(output_grads: list[Any], targets: list[Target | None], begun: list[bool]) -> list[Any]:
         dense, touched = owner._dense, owner._touched(begun)
+        if not any(begun):
+            return [UNTOUCHED] * (len(dense) + len(owner._sparse))
         grads = owner._gradients(begun, output_grads, {s: t for s, t in zip(dense, targets)
                                                        if t is not None and s in touched})
         found = [UNTOUCHED if s not in touched else None if t is None else grads.get(s)

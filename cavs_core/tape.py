@@ -83,7 +83,6 @@ class TapeBridge:
         self._error: BaseException | None = None
         self._inputs = list(inputs)
         self._begun = [True] * len(outputs)
-        self._memory: list[int] = []            # of the inputs' own gradients, in a pass that may leave some untouched
         self._thread = threading.get_ident()
         self._callbacks = (_BACKWARD(self._on_backward), _DELETE(self._on_delete))
         functions = (ctypes.CFUNCTYPE(ctypes.c_int) * 2)(
@@ -131,9 +130,6 @@ class TapeBridge:
         """A pass is about to come to these outputs."""
         self.expected = True
         self._begun = begins
-        # Asked now: the callback must not wait for an array that it is there to write.
-        self._memory = [] if all(self._begun) else [
-            0 if x.grad is None else address_of_data(x.grad) for x in self._inputs]
 
     def _on_backward(self, num_ograds, num_igrads, pointers, reqs, is_train, _):
         try:
@@ -156,13 +152,11 @@ class TapeBridge:
         self.brought = list(grads[num_igrads:])
         if not self.expected:
             _write_past_tape([self], {}, in_use=True)
-        for k, (target, grad, req) in enumerate(zip(arrays[num_ograds:], grads, reqs)):
+        for target, grad, req in zip(arrays[num_ograds:], grads, reqs):
             if grad is WRITTEN:
                 continue
             if grad is UNTOUCHED:
-                if req == _ADD or address_of_data(target) == self._memory[k]:
-                    continue
-                grad = None                 # a temporary, which MXNet adds up with others
+                grad = None             # (what the array's gradient was is put back when the pass is over)
             if req == _NULL or (req == _ADD and grad is None):
                 continue
             if isinstance(grad, np.ndarray):
@@ -310,7 +304,7 @@ def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool, only_na
     keep, complete = retain_graph, set()
     begun, untouched = _find_begun(nodes, heads)
     for node, begins in zip(nodes, begun):
-        if any(begins):                 # (another pass may be coming to the others, on another thread)
+        if begins is not None:          # (another pass may be coming to the others, on another thread)
             node.expect(begins)
             if all(begins):
                 complete.add(id(node))
@@ -319,7 +313,7 @@ def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool, only_na
     with _lock:
         _passes[me] = _passes.get(me, 0) + 1
     result, failure = None, None
-    fresh, kept_fresh = _mark_stale(nodes), [x._fresh_grad for x in untouched]
+    fresh, kept = _mark_stale(nodes), [(x, x._fresh_grad, x.grad.copy()) for x in untouched]
     try:
         result = call(keep)
         mx.nd.waitall()
@@ -341,8 +335,9 @@ def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool, only_na
             node.brought = []
     with off_tape():
         _write_past_tape(ours, fresh)
-    for x, is_fresh in zip(untouched, kept_fresh):
-        x._fresh_grad = is_fresh
+        for x, is_fresh, grad in kept:
+            grad.copyto(x.grad)
+            x._fresh_grad = is_fresh
     for node in ours if not errors and failure is None else ():
         node._after()
     for node in ours:
@@ -356,11 +351,11 @@ def _waited(call: Callable[[bool], Any], heads: Any, retain_graph: bool, only_na
     return result
 
 
-def _find_begun(nodes: Sequence[TapeBridge], heads: Sequence[Any]) -> tuple[list[list[bool]], list[Any]]:
-    """For each node and each of its outputs, whether a pass that begins at `heads` comes to it.
+def _find_begun(nodes: Sequence[TapeBridge], heads: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """For each node, whether a pass that begins at `heads` comes to each of its outputs; None if MXNet leaves it alone.
 
-    And the variables that it does not touch, though they are inputs of a node that it comes to: MXNet takes them for
-    touched.
+    And the variables that the pass does not touch, though they are inputs of nodes that MXNet runs: it takes them for
+    touched, and writes zeros.
     """
     if len(nodes) == 1:
         begins = nodes[0].begins_at(heads)
@@ -370,10 +365,12 @@ def _find_begun(nodes: Sequence[TapeBridge], heads: Sequence[Any]) -> tuple[list
     if found is None:                   # MXNet will say what is wrong
         return [[True] * len(node._outputs) for node in nodes], []
     outputs, variables = found
-    come_to = [outputs.get(node._name, set()) for node in nodes]
-    untouched = [x for node, some in zip(nodes, come_to) for x, is_touched in zip(node._inputs, node.touches(some))
-                 if some and not is_touched and x.grad is not None and name_of_node(x) not in variables]
-    return [[k in some for k in range(len(node._outputs))] for node, some in zip(nodes, come_to)], untouched
+    come_to = [outputs.get(node._name) for node in nodes]
+    untouched = {id(x): x for node, some in zip(nodes, come_to) if some is not None
+                 for x, is_touched in zip(node._inputs, node.touches(some))
+                 if not is_touched and x.grad is not None and name_of_node(x) not in variables}
+    return ([None if some is None else [k in some for k in range(len(node._outputs))]
+             for node, some in zip(nodes, come_to)], list(untouched.values()))
 
 
 def _mark_stale(nodes: Sequence[TapeBridge]) -> dict[int, tuple[Any, bool]]:

@@ -40,7 +40,8 @@ def begun_outputs(heads: Sequence[Any], touches: Mapping[str, Callable[[set[int]
 
     Returns
     -------
-    name -> numbers of outputs, of all nodes that the pass comes to; and names of variables. None if MXNet does not tell
+    name -> numbers of outputs, of all nodes that MXNet runs in the pass, whether or not it comes to them; and names of
+    variables that it comes to. None if MXNet does not tell
     """
     found: dict[str, set[int]] = {}
     variables: set[str] = set()
@@ -54,15 +55,15 @@ def begun_outputs(heads: Sequence[Any], touches: Mapping[str, Callable[[set[int]
         for node, output, *_ in graph["heads"]:
             reached[node].add(output)
         for node, outputs in zip(reversed(nodes), reversed(reached)):      # inputs stand before their readers
+            if node["name"] in touches:
+                found.setdefault(node["name"], set()).update(outputs)
             if not outputs:
                 continue
             if not node["inputs"]:
                 variables.add(node["name"])
             taken = [True] * len(node["inputs"])
             if node["name"] in touches:
-                outputs |= found.get(node["name"], set())
-                found[node["name"]] = outputs
-                taken = list(touches[node["name"]](outputs))
+                taken = list(touches[node["name"]](found[node["name"]]))
             for (maker, output, *_), is_taken in zip(node["inputs"], taken):
                 if is_taken:
                     reached[maker].add(output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from .ops import TABLE, Builder
 from .program import ROW, SHARED, Arg, Const, Param, Program, Spec
 from .tape_state import needs_gradient
 
-__all__ = ["Tracer", "ChildArray", "flatten", "inactive", "map_nested", "trace"]
+__all__ = ["Tracer", "ChildArray", "flatten", "inactive", "map_nested", "sequence_like", "trace"]
 
 NDArray = mx.nd.NDArray
 _DRAWS = ("_random_", "_sample_", "_shuffle", "_npi_uniform", "_npi_normal")     # how such operators' names begin
@@ -256,8 +256,14 @@ def flatten(nested: Any) -> list[Any]:
 def map_nested(fn: Any, nested: Any) -> Any:
     """The same nesting of lists and tuples with fn(leaf) for every leaf."""
     if isinstance(nested, (list, tuple)):
-        return type(nested)(map_nested(fn, part) for part in nested)
+        return sequence_like(nested, (map_nested(fn, part) for part in nested))
     return fn(nested)
+
+
+def sequence_like(example: Any, parts: Iterable[Any]) -> Any:
+    """A list or tuple of the type of `example`, which may be a named tuple."""
+    make = getattr(type(example), "_make", type(example))
+    return make(parts)
 
 
 @contextlib.contextmanager

@@ -97,7 +97,7 @@ static PyObject *bind(PyObject *module, PyObject *args)
     known.first = first;
     known.largest = largest;
     Py_XSETREF(known.lazy, (PyTypeObject *)held((PyObject *)lazy));     /* for the life of the process, as the module */
-    lazy->tp_finalize = NULL;                   /* a LazyArray ends in silence: the __del__ of NDArray frees a handle */
+    lazy->tp_finalize = end_silently;           /* the __del__ of NDArray frees a handle */
     lazy->tp_alloc = alloc_lazy;
     lazy->tp_dealloc = end_lazy;
     Py_XSETREF(known.ndarray, (PyTypeObject *)held((PyObject *)ndarray));

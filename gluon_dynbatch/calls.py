@@ -17,10 +17,11 @@ from .kinds import class_kind, entry_kind
 from .results import Flushed
 from .runtime import run_calls
 from .signature import CallClass, Signature
-from .values import DEVICES, SPECS, Stretches, array_spec, data_spec, memory_of
+from .values import DEVICES, NO_ROWS, SPECS, Stretches, array_spec, data_spec, memory_of
 
-__all__ = ["NO_ARRAY", "BaseSparseNDArray", "Calls", "Entry", "Owner", "owner_of"]
+__all__ = ["CHECKED", "NO_ARRAY", "BaseSparseNDArray", "Calls", "Entry", "Owner", "owner_of"]
 
+CHECKED = "gather_nd"           # the operator that raises for indices out of range; others bring them into range
 NDArray = mx.nd.NDArray
 BaseSparseNDArray = mx.nd.sparse.BaseSparseNDArray
 
@@ -96,6 +97,22 @@ def owner_of(array: Any) -> Any:
         return None
 
 
+def _check_indices(indices: Any, shape: tuple[int, ...]) -> None:
+    """Raise where MXNet does."""
+    with listening(None):
+        numbers = indices.asnumpy()
+    for axis, (size, part) in enumerate(zip(shape, numbers)):
+        outside = part[(part < -size) | (part > size - 1)]
+        if len(outside):
+            raise IndexError(f"{CHECKED}: index {outside[0]} is out of bounds for axis {axis} with size {size} of an "
+                             f"array of shape {shape}")
+
+
+def _has_gradient(array: Any) -> bool:
+    with listening(None):           # the first time it takes operators to find out
+        return needs_gradient(array)
+
+
 class Calls:
     """The calls since the last flush.
 
@@ -128,6 +145,7 @@ class Calls:
         self.leaf_of: dict[Any, LazyArray] = {}             # id of an array -> what stands for it
         self.memory = Stretches()               # of the arrays that recorded calls read, as far as somebody asked
         self.num_leaves_seen = self.num_classes_seen = 0
+        self.checks: list[tuple[LazyArray, Any, tuple[int, ...]]] = []      # indices, and what they are of: its shape
         self.views: dict[int, tuple[int, Any]] = {}         # value -> (the value it is a view of, how to make it)
         self.viewed: set[int] = set()
         self.started = time.perf_counter()
@@ -184,9 +202,12 @@ class Calls:
                 self.watchers.append("a flush")
                 try:
                     with off_tape():
+                        checks, self.checks = self.checks, []       # (with the indices, so that they live)
                         self.flushed = run_calls(self, reason)
+                        for operand, array, shape in checks:
+                            _check_indices(array if operand.token < 0 else operand, shape)
                 except BaseException as error:
-                    self.failure = error
+                    self.failure, self.flushed = error, None        # nobody shall read what came of wrong indices
                     raise
 
     def forget(self) -> None:
@@ -201,6 +222,7 @@ class Calls:
             if self.flushed is None:
                 self.failure = DiscardedError(
                     "this array was recorded in a batching scope that an exception left before it was computed")
+                self.checks = []
                 find_held(self.made, recycles=True)
                 self.forget()
 
@@ -230,9 +252,12 @@ class Calls:
             return known
         if not isinstance(array, NDArray) or self.recorder.why_apart(array):
             return NO_ARRAY
+        spec = array_spec(array)
+        if spec == NO_ROWS:
+            return NO_ARRAY
         known = self.leaf_of.get((id(array), "by rows"))
-        if known is None or not needs_gradient(array):      # (an array has one gradient, and so it is one leaf)
-            known = self._leaf(array, array_spec(array))
+        if known is None or not _has_gradient(array):       # (an array has one gradient, and so it is one leaf)
+            known = self._leaf(array, spec)
         self.leaf_of[id(array)] = known
         if id(array) in self.recorder.parameters:
             known.owner = Owner(self, known.owner.spec, id(array))
@@ -256,7 +281,9 @@ class Calls:
         if not isinstance(array, NDArray) or self.recorder.why_apart(array):
             return NO_ARRAY
         leaf, spec = self.leaf_of.get(id(array)), array_spec(array, by_rows=True)
-        if leaf is None or (leaf.owner.spec != spec and not needs_gradient(array)):
+        if spec == NO_ROWS:
+            return NO_ARRAY
+        if leaf is None or (leaf.owner.spec != spec and not _has_gradient(array)):
             leaf = self._leaf(array, spec)
         self.leaf_of[key] = leaf
         return leaf
@@ -268,9 +295,10 @@ class Calls:
         return made
 
     def data(self, value: Any) -> LazyArray:
-        """What stands for a Python number or numpy array."""
+        """What stands for a Python number or numpy array; NO_ARRAY if it cannot be an operand."""
         recorder = self.recorder
-        return self._leaf(value, recorder.number_spec if type(value) is float else data_spec(value, recorder.context))
+        spec = recorder.number_spec if type(value) is float else data_spec(value, recorder.context)
+        return NO_ARRAY if spec == NO_ROWS else self._leaf(value, spec)
 
     def _leaf(self, value: Any, spec: int) -> LazyArray:
         self.leaves.append(value)

@@ -30,7 +30,8 @@ class GradientCheck:
     def __init__(self, tables: Any, entries: Sequence[Any], values: Mapping[int, Any]):
         self._tables, self._entries, self._values = tables, entries, values
 
-    def compare(self, heads: Mapping[int, Any], ours: Any, leaves: Mapping[int, Any], params: Mapping[Any, Any]) -> None:
+    def compare(self, heads: Mapping[int, Any], ours: Any, leaves: Mapping[int, Any],
+                params: Mapping[Any, Any]) -> None:
         """Run a pass call by call, and compare.
 
         Parameters
@@ -69,10 +70,10 @@ class GradientCheck:
         """Leaves or parameters: their gradients, and which of them are touched."""
         for key in [key for key in {**want, **got} if counts(key)]:
             if (key in want) != (key in got):
-                told = "touches" if key in got else "does not touch"
+                told, fresh = ("touches", "fresh") if key in got else ("does not touch", "stale")
                 raise BatchingMismatchError(
                     f"batching(check=True): the batched backward pass {told} {name(key)}, unlike the pass call by call"
-                    f"{_read_by(readers.get(key))}. Its gradient would be {'' if key in got else 'no '}fresh. {_ADVICE}")
+                    f"{_read_by(readers.get(key))}. Its gradient would be {fresh}. {_ADVICE}")
             grad = np.zeros(1) if want[key] is _TOUCHED else want[key]
             _compare(grad, np.zeros_like(grad) if got[key] is None else got[key], name(key), readers.get(key))
 

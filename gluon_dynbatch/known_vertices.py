@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any, NamedTuple
 
-from cavs_core import ProgramError
-from cavs_core.mxnet_compat import autograd
+from cavs_core import ProgramError, listening, map_nested, sequence_like
+from cavs_core.mxnet_compat import autograd, gluon, mx
 
 from .fastpath import form_of
 from .lists import ListCall, join_lengths, list_calls
 from .signature import Signature, vertex_signature
 
-__all__ = ["KnownVertex", "find_vertex", "title_of", "vertex_key"]
+__all__ = ["KnownVertex", "find_vertex", "let_export", "note_call", "title_of", "vertex_key"]
 
 
 class KnownVertex(NamedTuple):
@@ -60,6 +61,8 @@ def find_vertex(specs: tuple[Any, ...], kinds: list[str], identity: Any, part: A
         vertex = _look_at(known, specs, kinds, identity, part, fn, title, args, recording, training)
         if vertex.is_final:
             known[key] = vertex
+        if part is None:
+            note_call(identity, args)
     return vertex
 
 
@@ -111,13 +114,41 @@ def _known_of(identity: Any) -> dict[Any, Any]:
     return _known[number][1]
 
 
+def note_call(block: Any, args: tuple[Any, ...]) -> None:
+    """A hybridized block was called: MXNet would keep a graph of it from now on, which `export` writes."""
+    if getattr(block, "_active", False):
+        array = mx.nd.zeros((1,), ctx=mx.cpu())
+        example = map_nested(lambda x: x if x is None else array, args)
+        _known_of(block)["called"] = block._cached_op_args, example
+
+
+def let_export() -> None:
+    """Give hybridized blocks that only a scope has called their graph when they are exported; for the life of the
+    process."""
+    export = gluon.HybridBlock.export
+    if hasattr(export, "_dynbatch_builds_graphs"):
+        return
+
+    @functools.wraps(export)
+    def build_and_export(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # MXNet begins a new list where it clears a graph.
+        cleared, example = _known_of(self).get("called", (None, ()))
+        if not self._cached_graph and self._active and cleared is self._cached_op_args:
+            with listening(None):
+                self._build_cache(*example)
+        return export(self, *args, **kwargs)
+
+    build_and_export._dynbatch_builds_graphs = True         # type: ignore[attr-defined]
+    gluon.HybridBlock.export = build_and_export
+
+
 def _numbered(nested: Any) -> Any:
     """The same nesting with operand numbers."""
     count = iter(range(1 << 30))
 
     def number(part: Any) -> Any:
         if isinstance(part, (list, tuple)):
-            return type(part)(number(p) for p in part)
+            return sequence_like(part, (number(p) for p in part))
         return part if part is None or isinstance(part, (bool, str)) else next(count)
 
     return number(nested)

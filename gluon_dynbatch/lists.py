@@ -39,7 +39,7 @@ class ListCall(NamedTuple):
 def list_calls(args: tuple[Any, ...], numbered: Any, specs: Sequence[int]) -> Iterator[ListCall]:
     """The ways to see a call whose arguments have the operand numbers `numbered` and operands the specs `specs`."""
     for place, (arg, numbers) in enumerate(zip(args, numbered)):
-        if not isinstance(arg, (list, tuple)) or not arg:
+        if type(arg) not in (list, tuple) or not arg:
             continue
         forms = form_of((*args[:place], arg[:1], *args[place + 1:]))
         elements = [flatten(part) for part in numbers]

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import CodeReads, LazyArray, Listener, ProgramError, TraceError, inactive, supports
-from cavs_core.mxnet_compat import autograd, gluon, mx
+from cavs_core import CodeReads, LazyArray, Listener, ProgramError, TraceError, inactive, listening, supports
+from cavs_core.mxnet_compat import MXNetError, autograd, gluon, mx
 
-from .calls import NO_ARRAY, BaseSparseNDArray, Calls, Entry, Owner, owner_of
+from .calls import CHECKED, NO_ARRAY, BaseSparseNDArray, Calls, Entry, Owner, owner_of
 from .fastpath import KEYED, RETRY, common_owner, make_recorder, operand_form
-from .known_vertices import KnownVertex, find_vertex, title_of, vertex_key
+from .known_vertices import KnownVertex, find_vertex, note_call, title_of, vertex_key
 from .signature import (
     ANY_NUMBER,
     INDEX_OPERANDS,
@@ -47,6 +47,7 @@ class Recorder(Listener):
         self._sparse_grads: dict[int, Any] = {}     # arrays of parameters whose gradient is row_sparse
         self._updated: dict[int, Any] = {}          # arrays that backward passes write
         self._refused: dict[Any, str] = {}      # vertex key -> why it has no program
+        self._symbolic: dict[int, Any] = {}     # id of a hybridized block -> it, and why only MXNet can run it
         self.parameters: dict[int, Any] = {}        # id of an array -> the parameter that it is of, and the array
         self._where: list[Any] = []              # the blocks that are being called, the innermost last
         self.calls = Calls(self)
@@ -146,6 +147,8 @@ class Recorder(Listener):
         result = entry.append(operands)
         if result is RETRY:
             return self._record_operator(name, arrays, attrs, call)
+        if name == CHECKED:
+            calls.checks.append((operands[1], arrays[1], operands[0].shape))
         if name not in _NEVER_SHORT:
             with contextlib.suppress(TypeError):        # an attribute that is a list
                 short[(name, *attrs.items(), *owners)] = entry
@@ -156,7 +159,7 @@ class Recorder(Listener):
     def _why_alone(self, name: str, arrays: Any) -> str:
         if not supports(name):
             return f"operator {name} is not in the op table"
-        return f"operator {name}: an operand {next(filter(None, map(self.why_apart, arrays)))}"
+        return f"operator {name}: an operand {next(filter(None, map(self.why_apart, arrays)), 'has no rows')}"
 
     def on_parameter(self, parameter, array):
         self.parameters[id(array)] = parameter, array
@@ -194,7 +197,7 @@ class Recorder(Listener):
                 signature = (any_number_signature(name, specs[0]) if listed else
                              operator_signature(name, attrs, specs, self.training))
             except ProgramError as error:
-                self.alone(f"operator {name}: {str(error).splitlines()[0]}")
+                self.alone(f"operator {name}: {_first_line(error)}")
                 return None
             if signature.ragged and not listed:     # one signature for every number of rows
                 general = (name, look, signature.operand_specs, signature.split, self.training)
@@ -248,6 +251,8 @@ class Recorder(Listener):
             record = self.vertices.get(id(block))
             if record is not None:
                 return record(args)
+            if not _fit_graph(args):            # MXNet has its own words for that
+                return call()
             return self.record_vertex(block, None, type(block).forward, block, args)
         self._where.append(block)
         try:
@@ -267,10 +272,31 @@ class Recorder(Listener):
     def on_hybrid_call(self, block, args, call):
         """A hybridized block that could not be a vertex: operator by operator, through its own code."""
         if isinstance(block, gluon.SymbolBlock):
-            self.alone(f"{title_of(block)} is a stored graph without code")
+            return self._by_graph(block, "is a stored graph without code", call)
+        if not _fit_graph(args):
+            return self._by_graph(block, "has arguments that a hybridized block does not take", call)
+        if id(block) not in self._symbolic:
+            try:
+                with inactive(block):
+                    made = block.forward(*args)
+                note_call(block, args)
+                return made
+            except MXNetError:
+                raise
+            except Exception as error:          # what is hybridized may be written for symbols alone
+                self._symbolic[id(block)] = block, f"has code for symbols alone ({_first_line(error)})"
+        return self._by_graph(block, self._symbolic[id(block)][1], call)
+
+    def _by_graph(self, block: Any, reason: str, call: Any) -> Any:
+        """Let MXNet run the cached graph of a hybridized block."""
+        statistics = [p for p in block.collect_params().values() if not p._differentiable and p._data is not None]
+        if statistics and (self.training or self.recording):        # a forward or a backward pass may write them
+            for array in (array for p in statistics for array in p.list_data()):
+                self.before_write(array)
+                self._updated[id(array)] = array
+        self.alone(f"{title_of(block)} {reason}")
+        with listening(None):
             return call()
-        with inactive(block):
-            return block.forward(*args)
 
     def record_vertex(self, identity: Any, part: Any, fn: Any, title: Any, args: tuple[Any, ...]) -> Any:
         """Record one call of a vertex; the general way, for arguments of any form.
@@ -290,8 +316,11 @@ class Recorder(Listener):
         try:
             for x in args:
                 self._collect(x, calls, operands, specs, kinds)
-        except TypeError as error:
+        except (TypeError, RecursionError) as error:
             return self._by_operators(f"{title_of(title)} records operator by operator: {error}", identity, fn, args)
+        if not operands:
+            return self._by_operators(f"{title_of(title)} records operator by operator: no argument is an array",
+                                      identity, fn, args)
         key = (*specs, *kinds)
         known = calls.by_key.get(key)
         if known is None:
@@ -299,8 +328,11 @@ class Recorder(Listener):
                 return self._by_operators(self._refused[key], identity, fn, args)
             try:
                 known = calls.by_key[key] = self._vertex_entry(calls, specs, kinds, identity, part, fn, title, args)
-            except (TraceError, ProgramError) as error:
-                self._refused[key] = f"{title_of(title)} records operator by operator: {str(error).splitlines()[0]}"
+            except Exception as error:
+                if not (isinstance(error, (TraceError, ProgramError, RecursionError)) or (
+                        not isinstance(error, MXNetError) and getattr(identity, "_active", False))):
+                    raise                       # (a hybridized block runs, if need be, as the graph that MXNet keeps)
+                self._refused[key] = f"{title_of(title)} records operator by operator: {_first_line(error)}"
                 return self._by_operators(self._refused[key], identity, fn, args)
         entry, vertex = known
         if vertex.listed is not None:
@@ -367,7 +399,7 @@ class Recorder(Listener):
             kind = operand_form(x)
             operand = calls.operand(x) if kind == "a" else calls.word(x) if kind == "i" else calls.data(x)
             if operand is NO_ARRAY:
-                raise TypeError(f"an argument {self.why_apart(x)}")
+                raise TypeError(f"an argument {self.why_apart(x) or 'has no rows'}")
             owner = owner_of(operand)
             if owner is None:                   # it gets its value right now, and comes from outside then
                 return self._collect(x, calls, operands, specs, kinds)
@@ -382,8 +414,19 @@ class Recorder(Listener):
         self.alone(reason)
         return fn(identity, *as_arrays(args))
 
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _fit_graph(args: Any) -> bool:
+    """Whether the graph that MXNet keeps of a hybridized block takes them: arrays, None, and lists of these."""
+    return all(x is None or isinstance(x, NDArray) or (isinstance(x, (list, tuple)) and _fit_graph(x)) for x in args)
+
+
 _UPDATED = {"BatchNorm": (3, 4)}                # operands that the backward pass of a trained operator writes
-_NEVER_SHORT = {*INDEX_OPERANDS, *_UPDATED}     # what stands for their operands depends on more than the owners
+# What stands for their operands depends on more than the owners; what is checked is noted in the general way.
+_NEVER_SHORT = {*INDEX_OPERANDS, *_UPDATED, CHECKED}
 _TRUE = ("True", "1")
 _TERMS = 8              # sums of more matrices are made of sums of so many, so that those of all lengths share launches
 

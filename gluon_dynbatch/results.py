@@ -352,6 +352,8 @@ class Flushed:
 
         def backward(output_grads: list[Any], targets: list[Any], begun: list[bool]) -> list[Any]:
             chosen = np.flatnonzero(begun)
+            if not len(chosen):
+                return [UNTOUCHED] * len((*dense, *sparse))
             found = self._reached(heads.values[chosen])
             reached_leaves, reached_params = self._wanted(found)
             touched = {*reached_leaves, *reached_params}

@@ -11,6 +11,7 @@ from cavs_core import CodeHook, Hooks, listening, thread_state, to_super_hook, w
 from cavs_core.mxnet_compat import autograd, mx
 
 from .config import Config
+from .known_vertices import let_export
 from .recorder import Recorder
 from .report import FlushReport, Stats, draw_launches, explain, launch_graph
 from .studies.profiles import load_profile
@@ -87,6 +88,7 @@ def batching(policy: str = "auto", granularity: str = "auto", backend: str = "au
         yield outer
         return
     wrap_backward()
+    let_export()
     scope = _local.scope = Scope(config)
     collecting = gc.isenabled()
     gc.disable()                                # the collector would walk every recorded call, again and again

@@ -39,7 +39,7 @@ from cavs_core import (
 from cavs_core.mxnet_compat import autograd, mx
 
 from .fastpath import structure_of
-from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS, is_by_rows, spec_number
+from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS, has_rows, is_by_rows, spec_number
 
 __all__ = ["ANY_NUMBER", "INDEX_OPERANDS", "CallClass", "Signature", "any_number_signature", "operator_signature",
            "takes_any_number", "vertex_signature"]
@@ -258,6 +258,7 @@ def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], t
         return builder.program
 
     program = build([SPECS[s].shape for s in specs])
+    _check_rows(program)
     given = {k: v for k, v in attrs.items() if k != "training"}
 
     def run_alone(_: Any, operands: list[Any]) -> list[Any]:
@@ -371,6 +372,13 @@ def _mode(training: bool) -> Any:
     return autograd.train_mode() if training else autograd.predict_mode()
 
 
+def _check_rows(program: Program) -> None:
+    """Raise ProgramError if a value has no elements, or no axes: nothing of it could be a row of a buffer."""
+    odd = next((spec.shape for spec in program.specs if not has_rows(spec.shape)), None)
+    if odd is not None:
+        raise ProgramError(f"a value of shape {odd} has no rows")
+
+
 def vertex_signature(fn: Any, block: Any, title: str, nested: Any, specs: Sequence[int], training: bool) -> Signature:
     """Trace ``fn(block, *args)`` on placeholders; `nested` is the structure of the arguments, with operand numbers.
 
@@ -385,6 +393,9 @@ def vertex_signature(fn: Any, block: Any, title: str, nested: Any, specs: Sequen
 
     with DEVICES[specs[0]]:
         program = trace(traced, *[SPECS[s] for s in specs], name=title)
+    if program.checks:
+        raise ProgramError("gather_nd raises for indices out of range, which are known when it runs")
+    _check_rows(program)
     count = iter(range(len(program.outputs)))
     template = map_nested(lambda x: None if x is None else next(count), structure[0])
 

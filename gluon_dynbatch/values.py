@@ -2,7 +2,8 @@
 
 A spec says what a value looks like and how it is stored: as `WIDTHS[n]` rows of the shape `ROW_SPECS[BUFFERS[n]]`. A
 value of shape (.., H) is rows of length H; a vector is one row, or, where it holds one number per entry of something
-(`by_rows`: word ids, labels, losses), one row per number.
+(`by_rows`: word ids, labels, losses), one row per number. An array without elements, or without axes, has no rows: its
+number is NO_ROWS, and what reads it runs alone.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import threading
 
 import numpy as np
 
-from cavs_core import Spec, address_of_data
+from cavs_core import Spec, address_of_data, sequence_like
 from cavs_core.mxnet_compat import mx
 
 __all__ = ["SPECS", "DEVICES", "BUFFERS", "WIDTHS", "ROW_SPECS", "spec_number", "array_spec", "data_spec", "memory_of",
-           "Stretches", "is_by_rows", "as_array", "as_arrays", "zeros"]
+           "Stretches", "is_by_rows", "as_array", "as_arrays", "zeros", "NO_ROWS", "has_rows"]
 
 _LIB = mx.base._LIB
 SPECS: list[Spec] = []              # number -> shape and dtype
@@ -25,6 +26,7 @@ DEVICES: list[object] = []          # number -> context
 BUFFERS: list[int] = []             # number -> number of the buffer that holds its rows
 WIDTHS: list[int] = []              # number -> rows
 ROW_SPECS: list[Spec] = []          # buffer number -> shape and dtype of a row
+NO_ROWS = -1
 _numbers: dict[tuple, int] = {}
 _buffer_numbers: dict[tuple, int] = {}
 _lock = threading.Lock()
@@ -50,6 +52,8 @@ def _number(key) -> int:
     except KeyError:
         pass
     with _lock:
+        if not has_rows(key[0]):
+            _numbers[key] = NO_ROWS
         if key not in _numbers:
             shape, dtype, kind, device, by_rows = key
             row = (1,) if by_rows else shape[-1:]
@@ -63,6 +67,11 @@ def _number(key) -> int:
             BUFFERS.append(buffer)
             _numbers[key] = len(SPECS) - 1
         return _numbers[key]
+
+
+def has_rows(shape) -> bool:
+    """Whether arrays of a shape have rows: only MXNet's NumPy shapes allow others, without elements or without axes."""
+    return len(shape) > 0 and 0 not in shape
 
 
 def _is_vector(shape) -> bool:
@@ -112,11 +121,40 @@ class Stretches:
 
 def as_arrays(args):
     """(Nested) arguments with numbers and numpy arrays as arrays, as a recorded vertex takes them."""
+    try:
+        return _as_arrays(args)
+    except RecursionError:
+        return _deep_as_arrays(args)
+
+
+def _as_arrays(args):
     if isinstance(args, (list, tuple)):
-        return type(args)(as_arrays(x) for x in args)
+        return sequence_like(args, map(_as_arrays, args))
     if isinstance(args, (int, float, np.ndarray, np.generic)) and not isinstance(args, (bool, np.bool_)):
         return as_array(args)
     return args
+
+
+def _deep_as_arrays(args):
+    """The same for lists in lists in lists, without recursion; a list that contains itself has no end."""
+    opened, inside = [(args, iter(args), [])], {id(args)}
+    while True:
+        source, rest, made = opened[-1]
+        for part in rest:
+            if isinstance(part, (list, tuple)):
+                if id(part) in inside:
+                    raise RecursionError("an argument of a vertex is a list that contains itself")
+                opened.append((part, iter(part), []))
+                inside.add(id(part))
+                break
+            made.append(_as_arrays(part))
+        else:
+            opened.pop()
+            inside.discard(id(source))
+            done = sequence_like(source, made)
+            if not opened:
+                return done
+            opened[-1][2].append(done)
 
 
 def as_array(value, context=None):
@@ -138,10 +176,10 @@ _SMALL = 1 << 14        # bytes
 def zeros(attrs, make):
     """What the operator for zeros makes, `make()`; small arrays on a CPU (a cell's first state) without its queue."""
     shape, context, dtype = attrs.get("shape"), attrs.get("ctx"), attrs.get("dtype")
-    if type(shape) is not tuple or type(dtype) is not str or not isinstance(context, mx.Context):
+    if type(shape) is not tuple or not has_rows(shape) or type(dtype) is not str or not isinstance(context, mx.Context):
         return make()
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    if context.device_type != "cpu" or not 0 < size <= _SMALL:
+    if context.device_type != "cpu" or size > _SMALL:
         return make()
     made = mx.nd.empty(shape, ctx=context, dtype=dtype)
     ctypes.memset(address_of_data(made), 0, size)       # nobody else has it

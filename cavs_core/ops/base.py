@@ -23,7 +23,8 @@ import numpy as np
 from ..errors import KindError, ProgramError, UnsupportedOpError
 from ..program import CHILD, ROW, SHARED, Instr, Program, Spec
 
-__all__ = ["TABLE", "Op", "Composite", "Builder", "register", "lookup", "Required", "normal_axis", "axes_of"]
+__all__ = ["TABLE", "Op", "Composite", "Builder", "register", "lookup", "Required", "normal_axis", "num_merged_axes",
+           "axes_of"]
 
 TABLE: dict[str, Op] = {}
 
@@ -43,10 +44,10 @@ class Op:
     rowwise = False
     #: a backward pass ends here: for what lies behind, the call does not exist
     leaves_tape = False
-    #: how many axes MXNet's operator takes, and those of the gradient; None if any number. With `merges_axes` neighbours
-    #: along which the same operands and results are 1 count as one axis, and those along which all are 1 do not count.
+    #: how many axes MXNet's operators take here, and in the gradient; None if any number
     max_axes: int | None = None
-    merges_axes = False
+    #: the same, where neighbours along which the same operands and results are 1 count as one axis
+    max_merged_axes: int | None = None
 
     def __init__(self, name: str):
         self.name = name
@@ -77,17 +78,11 @@ class Op:
                 "Use v.spread(x) to show x to every child, or reduce the children with .sum(), .max() or .mean().")
         return kinds.pop() if kinds else SHARED
 
-    def num_axes(self, shapes: Sequence[tuple[int, ...]]) -> int:
-        """How many axes of operands and results of one sample count for `max_axes`."""
-        if not self.merges_axes:
-            return max(map(len, shapes))
-        patterns = [[n == 1 for n in sizes] for sizes in zip(*shapes)]
-        return sum(1 for _ in itertools.groupby(ones for ones in patterns if not all(ones)))
-
     def check_axes(self, shapes: Sequence[tuple[int, ...]], kind: str) -> None:
-        """Refuse what MXNet's operator cannot do on rows."""
-        if self.max_axes is not None and (count := self.num_axes(shapes) + (kind != SHARED)) > self.max_axes:
-            raise ProgramError(f"{self.name}: {count} axes, with that of the rows; MXNet takes {self.max_axes} at most")
+        """Refuse what MXNet's operators cannot do on rows of operands and results of these shapes."""
+        for most, count_axes in ((self.max_axes, _widest), (self.max_merged_axes, num_merged_axes)):
+            if most is not None and (count := count_axes(shapes) + (kind != SHARED)) > most:
+                raise ProgramError(f"{self.name}: {count} axes, with that of the rows; MXNet takes {most} at most")
 
     def rows(self, e, a: dict[str, Any], *xs):
         """Default: the call itself, shared operands seen by every row as a leading axis of one."""
@@ -124,6 +119,16 @@ class Op:
     def build(self, b: Builder, a: dict[str, Any], xs: Sequence[int]) -> list[int]:
         specs = [b.specs[x] for x in xs]
         return b.append(self, a, xs, self.infer(a, *specs), self.kind(specs))
+
+
+def _widest(shapes: Sequence[tuple[int, ...]]) -> int:
+    return max(map(len, shapes))
+
+
+def num_merged_axes(shapes: Sequence[tuple[int, ...]]) -> int:
+    """How many axes are left of shapes of one length when neighbours that are alike are one; an axis of 1 is none."""
+    patterns = [[n == 1 for n in sizes] for sizes in zip(*shapes)]
+    return sum(1 for _ in itertools.groupby(ones for ones in patterns if not all(ones)))
 
 
 class Composite(Op):

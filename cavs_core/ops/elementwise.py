@@ -154,7 +154,7 @@ class Binary(Op):
     """z = f(x, y) with broadcasting. `grad_rule(b, x, y, z, dz)` gives (dx, dy) before un-broadcasting."""
 
     rowwise = True
-    max_axes, merges_axes = 5, True
+    max_merged_axes = 5
 
     def __init__(self, name, body, grad_rule=None):
         super().__init__(name)

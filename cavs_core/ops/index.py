@@ -125,7 +125,8 @@ class EmbeddingFront(Composite):
 class GatherNd(Composite):
     """data[index[0], index[1], ...] with index of shape (coordinates, ...).
 
-    Negative indices count from the end. MXNet raises for those out of range, once it has their values; here they wrap.
+    Negative indices count from the end. MXNet raises for those out of range, once it has their values. Here they wrap:
+    whoever runs the program looks at them.
     """
 
     def expand(self, b, a, x, index):
@@ -133,11 +134,12 @@ class GatherNd(Composite):
         rest = b.shape(index)[1:]
         if coordinates > len(shape) or not rest:
             raise ProgramError(f"gather_nd: an index of shape {b.shape(index)} for an array of shape {shape}")
-        index = b.emit("Cast", index, dtype="int32")
+        b.program.checks = True
         flat_index, stride = None, 1
         for axis in reversed(range(coordinates)):
             part = b.reshape(b.emit("slice_axis", index, axis=0, begin=axis, end=axis + 1), rest)
-            part = _clipped(b, part, shape[axis], "wrap")
+            part = b.emit("Cast", b.shift(part, shape[axis]), dtype="int32")        # fractions are cut off behind that
+            part = b.emit("_mod_scalar", part, scalar=float(shape[axis]))
             part = b.scale(part, stride) if stride > 1 else part
             flat_index = part if flat_index is None else b.add(flat_index, part)
             stride *= shape[axis]

@@ -12,7 +12,7 @@ class Reduce(Op):
     """f over the given axes, which stay as size 1."""
 
     attrs = {"axis": Required}
-    max_axes, merges_axes = 5, True
+    max_merged_axes = 5
 
     def __init__(self, name, body, mxnet_name):
         super().__init__(name)

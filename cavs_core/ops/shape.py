@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 
 from ..errors import ProgramError
-from ..program import SHARED
-from .base import Composite, Op, Required, axes_of, lookup, normal_axis, register
+from .base import Composite, Op, Required, axes_of, normal_axis, num_merged_axes, register
 
 
 def resolve_reshape(shape, codes, reverse=False):
@@ -81,6 +80,8 @@ class Reshape(Op):
         return x.reshape(resolve_reshape(x.shape, a["shape"]))
 
     def mxnet(self, F, a, x):
+        if len(a["shape"]) > 6:             # then oneDNN cannot reshape what no operator of the region has made
+            x = F.identity(x)
         return F.reshape(x, shape=a["shape"])
 
 
@@ -173,7 +174,7 @@ register(SwapAxis("SwapAxis"), "swapaxes")
 
 class BroadcastTo(Op):
     attrs = {"shape": Required}
-    max_axes, merges_axes = 5, True
+    max_merged_axes = 5
 
     def build(self, b, a, xs):
         shape = b.shape(xs[0])
@@ -228,15 +229,13 @@ def _repeated(b, x, axis, count, whole):
     """Axis `axis` repeated `count` times, as a whole (tile) or element by element (repeat), by broadcasting."""
     if count == 1:
         return x
+    if count < 1:
+        raise ProgramError(f"an axis repeated {count} times has no elements")
     shape = b.shape(x)
     cut = axis if whole else axis + 1
     before, behind = int(np.prod(shape[:cut])), int(np.prod(shape[cut:]))
     blocks = b.emit("broadcast_to", b.reshape(x, (before, 1, behind)), shape=(before, count, behind))
     return b.reshape(blocks, shape[:axis] + (shape[axis] * count,) + shape[axis + 1:])
-
-
-def _alternating(xs, ys):
-    return tuple(itertools.chain.from_iterable(zip(xs, ys)))
 
 
 class Tile(Composite):
@@ -248,8 +247,10 @@ class Tile(Composite):
         width = max(len(reps), len(shape))
         y = b.reshape(x, (1,) * (width - len(shape)) + shape)
         reps = (1,) * (width - len(reps)) + reps
-        # what MXNet does: each axis once as many, and once as long
-        lookup("broadcast_to").check_axes([_alternating((1,) * width, b.shape(y)), _alternating(reps, b.shape(y))], SHARED)
+        # what MXNet does: a new axis of 1 before each axis is broadcast
+        wide = [tuple(itertools.chain(*zip(counts, b.shape(y)))) for counts in ((1,) * width, reps)]
+        if num_merged_axes(wide) > BroadcastTo.max_merged_axes:
+            raise ProgramError(f"tile: {a['reps']} times {shape} is more than MXNet can do at once")
         for axis, count in enumerate(reps):
             y = _repeated(b, y, axis, count, whole=True)
         return b.emit("_copy", x) if y == x else y

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum {INTERFACE = 6};                           /* the same number as in fastpath.py */
+enum {INTERFACE = 7};                           /* the same number as in fastpath.py */
 
 static struct {
     PyTypeObject *lazy, *ndarray, *integer;

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 from numba import cfunc, types
 
+from ...compiling import kept_on_disk
+
 __all__ = ["Compiled", "compile_function"]
 
 _SOURCES = ("intrinsics.py", "tiles.py", "panels.py", "ops.py", "pointers.py", "mxnet_calls.py", "sparse_memory.py",
@@ -47,7 +49,7 @@ def compile_function(function: FunctionType, signature: Any, variant: str = "") 
                         function.__closure__)
     twin.__module__ = function.__module__
     twin.__qualname__ = "_".join(filter(None, (function.__name__, variant, _checksum())))
-    made = cfunc(signature, cache=True, error_model="numpy")(twin)
+    made = kept_on_disk(lambda: cfunc(signature, cache=True, error_model="numpy")(twin))
     if not made.cache_hits:
         _say_so()
     result = None if signature.return_type is types.void else ctypes.c_int64
@@ -57,5 +59,5 @@ def compile_function(function: FunctionType, signature: Any, variant: str = "") 
 @lru_cache(maxsize=1)
 def _say_so() -> None:
     """The first function that is not on disk is small; large ones follow."""
-    print("gluon_dynbatch: compiling the engine for this processor, about 20 s; it is kept on disk, so only once",
+    print("gluon_dynbatch: compiling the engine for this processor, about 20 s; then it is kept on disk",
           file=sys.stderr, flush=True)

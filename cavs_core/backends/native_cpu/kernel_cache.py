@@ -6,11 +6,9 @@ calls, and the versions of numba and of this package. numba keeps the machine co
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import importlib.metadata
 import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -23,7 +21,9 @@ from typing import Any
 import numba
 from tqdm import tqdm
 
-__all__ = ["compile_kernels", "counts", "cache_folder", "missing"]
+from ...compiling import cache_folder
+
+__all__ = ["compile_kernels", "counts", "missing"]
 
 _PACKAGE = "gluon_dynbatch"
 _HELPERS = ("mathlib.py", "pointers.py")        # what kernels import
@@ -60,25 +60,6 @@ def missing(sources: Sequence[str]) -> int:
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
-
-def cache_folder() -> Path:
-    """Where kernels are kept: DYNBATCH_CACHE, or the user's cache folder, or a temporary one if that is read-only."""
-    given = os.environ.get("DYNBATCH_CACHE")
-    user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return _writable(Path(given) if given else Path(user).expanduser() / _PACKAGE)
-
-
-@cache
-def _writable(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError:
-        made = tempfile.mkdtemp(prefix=f"{_PACKAGE}-")
-        atexit.register(shutil.rmtree, made, ignore_errors=True)
-        return Path(made)
-
 
 @cache
 def _common_hash() -> bytes:

@@ -28,7 +28,7 @@ def cavs_program(draw, families):
     children = [(name, text if "BatchNorm" not in text else "nn.GELU()") for name, text in children]
     g.env["self"] = Self(g, children, g.dtype)
     arity = draw.pick(None, None, 1, 2)
-    options = {"state_shapes": states, "initial_state": draw.pick("zeros", "zeros", "learned"),
+    options = {"state_shapes": states, "initial_state": draw.pick("zeros", "zeros", "learned") if g.allowed("learned states") else "zeros",
                "allow_missing": draw.chance(0.6)}
     lines = vertex_lines(g, states, width, arity, [f"self.{name}({{}})" for name, _ in children], options)
     graphs = [graph_text(draw, arity if not options["allow_missing"] else None) for _ in range(draw.integer(1, 4))]
@@ -112,11 +112,14 @@ def over_children(g, states, layers):
     kept = g.pool
     g.pool = []
     bring(g, "v.gather_all()", len(states))
+    first = g.pool[0]
     if g.draw.chance(0.6):
         g.let(f"v.spread({g.draw.pick(*kept)})")
     for _ in range(g.draw.integer(0, 3)):
         g.operator(g.recent())
     x, name = g.recent(), g.fresh("v")
+    if not g.allowed("spread alone"):
+        x = g.let(f"{x} + F.mean({first}, axis=1, keepdims=True)") or first
     g.write(f"{name} = {x}.{g.draw.pick('sum', 'sum', 'max', 'mean')}()")
     g.env[name] = x.array
     g.pool = [*kept, Val(name, x.array, own=False)]

@@ -27,7 +27,7 @@ def write_sample(g, name, functions, shape, dtype, recorded):
     if g.draw.chance(0.3):
         loss = g.let(f"{loss} + {write_loss(g, g.recent())}.sum()") or loss
     if not g.allowed("constant losses"):
-        loss = g.let(f"{loss} + {args[0]}.mean()") or loss
+        loss = g.let(f"{loss} + ({args[0]} * 0.5).sum()") or loss
     if g.allowed("held"):
         held += [v for v in g.pool[len(g.shared) + len(args):] if g.draw.chance(0.2)]
     g.write(f"return {loss}, [{', '.join(dict.fromkeys(map(str, held)))}]")
@@ -103,7 +103,7 @@ def _view(g, x, *_):
 
 
 def _write(g, x, functions, shape, dtype, recorded, held):
-    kind = g.draw.pick("add", "scale", "all", "number", "part", "outside")
+    kind = g.draw.pick("add", "scale", "outside", *(["all", "number", "part"] if g.allowed("writes of parts") else []))
     if kind == "outside":
         names = [name for name, grad in g.leaves.items() if grad is None and g.env[name].dtype == x.array.dtype]
         if names:

@@ -20,7 +20,7 @@ def cavs_program(draw, families):
     g = Writer(draw, families)
     g.dtype = draw.pick("float32", "float32", "float64")
     g.symbolic, g.ns, g.parameters = True, "F", []
-    g.left_out = NOT_IN_VERTICES
+    g.left_out = NOT_IN_VERTICES if g.allowed("likes") else NOT_IN_VERTICES | {"reshape_like"}
     states = [(draw.integer(1, 4),) for _ in range(draw.pick(1, 1, 2))]
     width = draw.integer(1, 4)
     children = [(f"child{k}", layer_text(g, (1, width), f"cell_child{k}_").replace("nn.Dropout(0)", "nn.SELU()"))
@@ -47,7 +47,7 @@ def cavs_program(draw, families):
             *["            " + line for line in lines],
             "    cell = Cell(prefix='cell_')", "    cell.initialize(mx.init.Normal(0.5))"]
     text += [f"    cell.cast({g.dtype!r})"] if g.dtype != "float32" else []
-    grad = draw.pick("write", "write", "add", None)
+    grad = draw.pick("write", "write", "add", None if g.allowed("constant losses") else "write")
     text += [f"    x = data({literal(x)}, {g.dtype!r})"] + ([f"    x.attach_grad({grad!r})", "    x.grad[:] = 7"] if grad else [])
     if draw.chance(0.15):
         text.append("    cell.collect_params().setattr('grad_req', 'add')")
@@ -82,10 +82,16 @@ def vertex_lines(g, states, width, arity, layers, options):
     for _ in range(draw.integer(1, 5)):
         x = g.recent()
         (draw.chance(0.3) and g.let(draw.pick(*layers).format(x))) or g.operator(x)
+    if not g.allowed("unused children"):
+        for v in [v for v in g.pool if any(f"{v}" in line and "gather(" in line for line in g.lines)]:
+            g.let(f"{g.recent()} + F.mean({v}, axis=1, keepdims=True)")
     found = list(g.pool)
     top = found[-1]
     outs = [g.coerced(v, (1, *s), g.dtype) for s, v in zip(states, (top, *[draw.pick(*found) for _ in states]))]
     scattered = [str(v) if v is not None else f"F.zeros({(1, *s)!r}, dtype={g.dtype!r})" for v, s in zip(outs, states)]
+    if not g.allowed("unused children"):
+        outs = [g.let(f"{v} + F.mean({top})") or v if v is not None else v for v in outs]
+        scattered = [str(v) if v is not None else f"F.zeros({(1, *s)!r}, dtype={g.dtype!r})" for v, s in zip(outs, states)]
     pushes = [v for v in draw.some(found)[:3] if len(v.shape) > 1 and v.shape[0] == 1 and v.dtype == g.dtype] or [found[0]]
     kind = draw.pick("all", "all", "all", "roots", "leaves differ")
     scatter, push = f"v.scatter({', '.join(scattered)})", f"v.push({', '.join(map(str, pushes))})"

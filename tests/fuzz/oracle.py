@@ -15,7 +15,7 @@ from .notes import observe
 from .values import Draw
 from .writer import make_data, namespace
 
-TOLERANCE = {"float16": (2e-2, 2e-3), "float32": (1e-3, 1e-4), "float64": (1e-7, 1e-9)}
+TOLERANCE = {"float16": (2e-2, 2e-3), "float32": (1e-3, 1e-4), "float64": (1e-6, 1e-8)}
 LOOP_ONLY = 3           # how often a program is drawn anew that ends with an error in the loop
 
 

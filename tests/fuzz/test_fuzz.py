@@ -1,4 +1,4 @@
-"""A slice of the fuzzer's cases, the same every time; and the fuzzer itself: it finds planted bugs, and makes them small."""
+"""A slice of the fuzzer's cases, the same every time; and the fuzzer itself finds planted bugs, made small."""
 
 import contextlib
 import os
@@ -15,8 +15,9 @@ from cavs_core.ops import TABLE
 from . import oracle
 from .families import FAMILIES, NOT_YET
 from .notes import observe
-from .operators import DRAWN, OWN
+from .operators import OWN
 from .oracle import Case, compare, differences_of, manner_of
+from .shapes import DRAWN
 from .shrink import pasted, shrink
 from .writer import make_data
 
@@ -33,16 +34,29 @@ def _quiet():
 
 # ---- the slice -------------------------------------------------------------------------------
 
+
 def fuzz(*words):
     """Run the command: a case that makes MXNet itself end the process is then no more than a line."""
-    run = subprocess.run([sys.executable, "-m", "fuzz", "--without", "not yet", "--jobs", "1", "--shrink", "5", *words],
-                         capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[1], check=False)
+    run = subprocess.run(
+        [sys.executable, "-m", "fuzz", "--without", "not yet", "--jobs", "1", "--shrink", "5", *words],
+        capture_output=True,
+        text=True,
+        cwd=pathlib.Path(__file__).parents[1],
+        check=False,
+    )
     return run.returncode, run.stdout + run.stderr
 
 
-@pytest.mark.parametrize("face, backend, seed, count", [
-    ("gluon", "mxnet", 110, 60), ("gluon", "mxnet", 170, 50), ("cavs", "mxnet", 0, 100), ("cavs", "native", 1000, 3),
-    ("gluon", "native", 1000, 2)])
+@pytest.mark.parametrize(
+    "face, backend, seed, count",
+    [
+        ("gluon", "mxnet", 110, 60),
+        ("gluon", "mxnet", 170, 50),
+        ("cavs", "mxnet", 0, 100),
+        ("cavs", "native", 1000, 3),
+        ("gluon", "native", 1000, 2),
+    ],
+)
 def test_random_programs_do_what_the_loop_does(face, backend, seed, count):
     code, text = fuzz("--face", face, "--backend", backend, "--seed", str(seed), "--count", str(count))
     assert code == 0, text
@@ -50,6 +64,7 @@ def test_random_programs_do_what_the_loop_does(face, backend, seed, count):
 
 
 # ---- what is drawn ---------------------------------------------------------------------------
+
 
 def test_every_operator_of_the_table_is_drawn():
     assert set(DRAWN) | set(OWN) == set(TABLE)
@@ -64,10 +79,13 @@ def test_a_case_is_known_by_its_number():
 def test_families_that_are_left_out_are_not_drawn():
     without = [family for family in FAMILIES if family not in ("vertices", "pause", "flushes", "detach")]
     text = "".join(Case(seed, families=without).source for seed in range(25))
-    assert not any(word in text for word in ("@gdb.vertex\n    def", "autograd.pause", "gdb.flush", "BlockGrad", "detach"))
+    assert not any(
+        word in text for word in ("@gdb.vertex\n    def", "autograd.pause", "gdb.flush", "BlockGrad", "detach")
+    )
 
 
 # ---- what counts as a difference -------------------------------------------------------------
+
 
 def test_nan_equals_nan_and_rounding_is_no_difference():
     want = {"value, a": np.array([1.0, np.nan, np.inf], "float32"), "fresh, x": np.array(True)}
@@ -75,7 +93,9 @@ def test_nan_equals_nan_and_rounding_is_no_difference():
     for other in ([1.1, np.nan, np.inf], [1.0, 0.0, np.inf], [1.0, np.nan, -np.inf]):
         assert [d[0] for d in compare(want, {**want, "value, a": np.array(other, "float32")})] == ["value"]
     assert [d[0] for d in compare(want, {**want, "fresh, x": np.array(False)})] == ["fresh"]
-    assert [d[0] for d in compare(want, {**want, "value, a": want["value, a"].astype("float64")})] == ["value shape or dtype"]
+    assert [d[0] for d in compare(want, {**want, "value, a": want["value, a"].astype("float64")})] == [
+        "value shape or dtype"
+    ]
 
 
 def test_an_error_must_be_raised_both_ways():
@@ -107,6 +127,7 @@ def test_what_rounding_decides_is_no_difference(monkeypatch):
 
 # ---- planted bugs ----------------------------------------------------------------------------
 
+
 def first_difference(monkeypatch, seeds, families=HELD, face="gluon"):
     for seed in seeds:
         case = Case(seed, face, "mxnet", families)
@@ -131,7 +152,9 @@ def test_a_wrong_gradient_rule_is_found_and_made_small(monkeypatch):
 
 
 def test_a_wrong_value_is_found(monkeypatch):
-    monkeypatch.setattr(type(TABLE["clip"]), "mxnet", lambda self, F, a, x: F.clip(x, a_min=a["a_min"], a_max=a["a_max"] + 0.1))
+    monkeypatch.setattr(
+        type(TABLE["clip"]), "mxnet", lambda self, F, a, x: F.clip(x, a_min=a["a_min"], a_max=a["a_max"] + 0.1)
+    )
     source, options = made_small(*first_difference(monkeypatch, range(400)))
     assert "clip" in source
 
@@ -147,7 +170,13 @@ def test_a_printed_program_runs_alone_and_shows_what_differs(tmp_path):
     case = Case(2, "gluon", "mxnet", HELD)
     path = tmp_path / "program.py"
     path.write_text(pasted(case.source, case.options))
-    run = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False,
-                         cwd=pathlib.Path(__file__).parents[2], env={**os.environ, "PYTHONPATH": "."})
+    run = subprocess.run(
+        [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=pathlib.Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": "."},
+    )
     assert run.returncode == 0, run.stderr
     assert "grad, step" in run.stdout and "LOOP" not in run.stdout

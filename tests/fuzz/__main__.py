@@ -14,21 +14,28 @@ import tqdm
 
 from .families import FAMILIES, NOT_YET
 
-SILENT = 60.0      # seconds without a word after which a worker is taken for dead
-MANY = 4            # programs that differ in one manner; a worker leaves further ones as they are
-EVERY = 5.0         # seconds between lines of a log
+SILENT = 60.0  # seconds without a word after which a worker is taken for dead
+MANY = 4  # programs that differ in one manner; a worker leaves further ones as they are
+EVERY = 5.0  # seconds between lines of a log
 
 
 def options_of(argv):
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="how many cases")
-    parser.add_argument("--seed", type=int, default=0, help="the number of the first case: a run goes on where another ended")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="the number of the first case: a run goes on where another ended"
+    )
     parser.add_argument("--backend", choices=["native", "mxnet"], default="mxnet")
     parser.add_argument("--face", choices=["gluon", "cavs"], default="gluon")
     parser.add_argument("--jobs", type=int, default=2, help="how many processes")
-    parser.add_argument("--without", default="", help="families that are not drawn, by commas; 'not yet' is a list of them: "
-                        + ", ".join(FAMILIES))
-    parser.add_argument("--shrink", type=float, default=40.0, help="seconds for making one program smaller; 0: as it is")
+    parser.add_argument(
+        "--without",
+        default="",
+        help="families that are not drawn, by commas; 'not yet' is a list of them: " + ", ".join(FAMILIES),
+    )
+    parser.add_argument(
+        "--shrink", type=float, default=40.0, help="seconds for making one program smaller; 0: as it is"
+    )
     parser.add_argument("--programs", default="", help="a folder for programs that differ")
     parser.add_argument("--show", action="store_true", help="print the program of --seed, and what differs")
     parser.add_argument("--worker", nargs=2, type=int, metavar=("START", "STEP"), help=argparse.SUPPRESS)
@@ -47,12 +54,14 @@ def families_of(options):
 
 # ---- a worker --------------------------------------------------------------------------------
 
+
 def work(options):
     """Run cases START, START+STEP, ..: a line of JSON before and after each."""
     import warnings
 
     from .oracle import Case, manner_of
     from .shrink import shrink
+
     warnings.simplefilter("ignore")
     out, sys.stdout = sys.stdout, sys.stderr
 
@@ -70,15 +79,25 @@ def work(options):
         if found and options.shrink:
             seen[manner_of(found[0])] += 1
             seconds = options.shrink if seen[manner_of(found[0])] <= MANY else 0.0
-            smaller = shrink(case.source, case.options, found[0], case.differences, seconds, lambda: say(alive=seed))
+            smaller = shrink(
+                case.source, case.options, found[0], case.differences, seconds, lambda seed=seed: say(alive=seed)
+            )
             say(smaller=seed, found=told(*smaller, found[0]))
 
 
 def told(source, options, difference):
     from .oracle import manner_of
     from .shrink import pasted
-    return {"manner": manner_of(difference), "name": difference[1], "loop": str(difference[2])[:300],
-            "scope": str(difference[3])[:300], "source": source, "program": pasted(source, options), "options": options}
+
+    return {
+        "manner": manner_of(difference),
+        "name": difference[1],
+        "loop": str(difference[2])[:300],
+        "scope": str(difference[3])[:300],
+        "source": source,
+        "program": pasted(source, options),
+        "options": options,
+    }
 
 
 class Worker:
@@ -93,11 +112,18 @@ class Worker:
         step = self.options.jobs
         while self.next < self.options.seed + self.options.count:
             errors = tempfile.TemporaryFile("w+", errors="replace")
-            process = subprocess.Popen([sys.executable, "-m", "fuzz", *self.argv, "--worker", str(self.next), str(step)],
-                                       stdout=subprocess.PIPE, stderr=errors, text=True)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fuzz", *self.argv, "--worker", str(self.next), str(step)],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
             at = self.next
             alarm = self.alarm(process)
-            drawn, waiting = None, None     # waiting: what differs, as it was drawn, until it is smaller or the attempt has killed the process
+            drawn, waiting = (
+                None,
+                None,
+            )  # waiting: what differs, as it was drawn, until it is smaller or the attempt has killed the process
             for line in process.stdout:
                 alarm.cancel()
                 facts = json.loads(line)
@@ -133,6 +159,7 @@ class Worker:
 
 # ---- all of them -----------------------------------------------------------------------------
 
+
 def run(options, argv):
     told = collections.deque()
     begun, last, errors, found, killed = time.monotonic(), 0.0, 0, [], []
@@ -157,16 +184,22 @@ def run(options, argv):
             print(f"{count} of {options.count} cases in {last - begun:.0f} s, {len(found)} differ", flush=True)
         time.sleep(0.05)
     bar.close()
-    print(f"{count} cases from {options.seed} on {options.backend}, {options.face}, in {time.monotonic() - begun:.0f} s: "
-          f"{len(found)} differ; {errors} ended with an error in the loop, and MXNet killed the process in {len(killed)} {killed}")
+    print(
+        f"{count} cases from {options.seed} on {options.backend}, {options.face}, in {time.monotonic() - begun:.0f} s: "
+        f"{len(found)} differ; {errors} ended with an error in the loop; "
+        f"MXNet killed the process in {len(killed)} {killed}"
+    )
     for manner, times in collections.Counter(facts["manner"] for _, facts in found).most_common():
         print(f"{times:6} {manner}")
     return 1 if found else 0
 
 
 def report(options, seed, facts):
-    tqdm.tqdm.write(f"\n--- case {seed} ({options.face}, {options.backend}): {facts['manner']}: {facts['name']} {facts['options']}\n"
-                    f"loop:  {facts['loop']}\nscope: {facts['scope']}\n{facts['source']}")
+    tqdm.tqdm.write(
+        f"\n--- case {seed} ({options.face}, {options.backend}): {facts['manner']}: {facts['name']} "
+        f"{facts['options']}\n"
+        f"loop:  {facts['loop']}\nscope: {facts['scope']}\n{facts['source']}"
+    )
     if options.programs:
         folder = pathlib.Path(options.programs)
         folder.mkdir(parents=True, exist_ok=True)
@@ -176,6 +209,7 @@ def report(options, seed, facts):
 def show(options):
     from .oracle import Case
     from .shrink import pasted
+
     case = Case(options.seed, options.face, options.backend, families_of(options))
     print(pasted(case.source, case.options))
     for kind, name, want, got in case.run():

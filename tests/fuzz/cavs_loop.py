@@ -1,4 +1,7 @@
-"""The plain loop over vertices: the oracle of the Cavs face, written in MXNet. Pasted above a shrunk program that needs it."""
+"""The plain loop over vertices: the oracle of the Cavs face, written in MXNet.
+
+It is pasted above a shrunk program that needs it.
+"""
 
 import cavs_core as cavs
 from cavs_core.mxnet_compat import autograd, gluon, mx
@@ -12,9 +15,11 @@ class Kids:
 
     def each(self, fn, others=(), options=None):
         """Apply to every child; the other operands are values of children as well, or shared."""
+
         def at(k):
             picked = [(x.probe if k is None else x.items[k]) if isinstance(x, Kids) else x for x in (self, *others)]
             return fn(*picked, **(options or {}))
+
         with autograd.pause():
             probe = at(None)
         return Kids([at(k) for k in range(len(self.items))], probe)
@@ -53,7 +58,7 @@ def apply(fn, args, options):
     if not kids:
         return fn(*args, **options)
     first, others = args[kids[0]], [x for k, x in enumerate(args) if k != kids[0]]
-    return first.each(lambda x, *ys: fn(*ys[:kids[0]], x, *ys[kids[0]:], **options), others)
+    return first.each(lambda x, *ys: fn(*ys[: kids[0]], x, *ys[kids[0] :], **options), others)
 
 
 class Each:
@@ -94,8 +99,10 @@ class LoopVertex:
     def gather_all(self):
         self.any_number = True
         learned = [self.initial()] if self.cell.initial_states and not self.children else []
-        return tuple(Kids([c[k] for c in self.children or learned], mx.nd.ones((1, *s), dtype=self.dtype))
-                     for k, s in enumerate(self.cell.state_shapes))
+        return tuple(
+            Kids([c[k] for c in self.children or learned], mx.nd.ones((1, *s), dtype=self.dtype))
+            for k, s in enumerate(self.cell.state_shapes)
+        )
 
     def spread(self, value):
         count = max(len(self.children), int(bool(self.cell.initial_states)))
@@ -126,8 +133,12 @@ def loop_run(cell, graphs, inputs):
         if missing:
             waiting += [at, *missing]
         elif at not in states:
-            row = {key: rows[at:at + 1] if isinstance(rows, mx.nd.NDArray) else mx.nd.array(rows[at:at + 1], dtype=rows.dtype)
-                   for key, rows in inputs.items()}
+            row = {
+                key: rows[at : at + 1]
+                if isinstance(rows, mx.nd.NDArray)
+                else mx.nd.array(rows[at : at + 1], dtype=rows.dtype)
+                for key, rows in inputs.items()
+            }
             v = LoopVertex(cell, row, [states[c] for c in children], at in roots, dtype)
             type(cell).vertex(Each(cell), Each(mx.nd), v)
             v.check()

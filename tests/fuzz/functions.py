@@ -16,14 +16,23 @@ class Function:
 def body(g, arity, shape, dtype, symbolic=False, parameters=None, layers=()):
     """Lines of a function's code, its arguments, and the name of its result."""
     kept = g.lines, g.indent, g.pool, g.ns, g.symbolic, g.parameters
-    args = [Val(g.fresh("a"), g.env["data"](g.draw.data(shape, dtype).tolist(), dtype), own=False) for _ in range(arity)]
+    args = [
+        Val(g.fresh("a"), g.env["data"](g.draw.data(shape, dtype).tolist(), dtype), own=False) for _ in range(arity)
+    ]
     for v in args:
         g.env[v.name] = v.array
     g.lines, g.indent, g.pool, g.ns, g.symbolic, g.parameters = [], 0, list(args), "F", symbolic, parameters
     try:
         x = args[0]
         if arity == 2:
-            x = g.let(g.draw.pick("F.broadcast_add({}, {})", "F.broadcast_mul({}, {})", "F.concat({}, {}, dim=0)").format(*args)) or x
+            x = (
+                g.let(
+                    g.draw.pick("F.broadcast_add({}, {})", "F.broadcast_mul({}, {})", "F.concat({}, {}, dim=0)").format(
+                        *args
+                    )
+                )
+                or x
+            )
         for _ in range(g.draw.integer(1, 4)):
             if layers and g.draw.chance(0.5):
                 x = g.let(g.draw.pick(*layers).format(x)) or x
@@ -47,9 +56,19 @@ def define(g, lines):
 def function(g, shape, dtype):
     """A function of one or two states."""
     kinds = {"plain": 2.0}
-    kinds.update({kind: weight for family, kind, weight in (
-        ("vertices", "marked", 3.0), ("vertices", "method", 1.5), ("blocks", "block", 4.0), ("layers", "layer", 3.0),
-        ("cells", "cell", 2.0)) if g.allowed(family)})
+    kinds.update(
+        {
+            kind: weight
+            for family, kind, weight in (
+                ("vertices", "marked", 3.0),
+                ("vertices", "method", 1.5),
+                ("blocks", "block", 4.0),
+                ("layers", "layer", 3.0),
+                ("cells", "cell", 2.0),
+            )
+            if g.allowed(family)
+        }
+    )
     made = MAKERS[g.draw.weighted(kinds)](g, shape, dtype)
     return made or plain(g, shape, dtype)
 
@@ -85,24 +104,37 @@ def block(g, shape, dtype, kind=None):
             children.append((f"child{k}", layer_text(g, shape, f"{name}_child{k}_")))
             layers.append(f"self.child{k}({{}})")
     g.env["self"] = Self(g, children, dtype)
-    made = body(g, arity, shape, dtype, symbolic=symbolic, parameters=None if kind == "method" else parameters, layers=layers)
+    made = body(
+        g, arity, shape, dtype, symbolic=symbolic, parameters=None if kind == "method" else parameters, layers=layers
+    )
     if made is None:
         return None
     lines, args, result = made
     words = ", ".join([*map(str, args), *[p[0] for p in parameters]])
     marks = ["    @gdb.vertex"] if kind == "method" else []
-    code = [f"class {name.title()}(gluon.{'Block' if kind == 'method' else 'HybridBlock'}):",
-            "    def __init__(self, **kwargs):", "        super().__init__(**kwargs)", "        with self.name_scope():",
-            *[f"            self.{child} = {text}" for child, text in children],
-            *[f"            self.{p} = self.params.get({p!r}, shape={tuple(s)!r}, dtype={d!r})" for p, s, d in parameters],
-            "            pass",
-            *marks, f"    def {'step' if kind == 'method' else 'hybrid_forward'}(self, F, {words}):",
-            *["        " + line for line in lines], f"        return {result}"]
+    code = [
+        f"class {name.title()}(gluon.{'Block' if kind == 'method' else 'HybridBlock'}):",
+        "    def __init__(self, **kwargs):",
+        "        super().__init__(**kwargs)",
+        "        with self.name_scope():",
+        *[f"            self.{child} = {text}" for child, text in children],
+        *[f"            self.{p} = self.params.get({p!r}, shape={tuple(s)!r}, dtype={d!r})" for p, s, d in parameters],
+        "            pass",
+        *marks,
+        f"    def {'step' if kind == 'method' else 'hybrid_forward'}(self, F, {words}):",
+        *["        " + line for line in lines],
+        f"        return {result}",
+    ]
     code = (["@gdb.vertex"] if kind == "class" else []) + code
     code += made_block(g, name, f"{name.title()}(prefix='{name}_')", dtype)
-    code += {"hybridized": [f"{name}.hybridize()"], "static": [f"{name}.hybridize(static_alloc=True)"],
-             "instance": [f"gdb.vertex({name})"]}.get(kind, [])
-    call = f"{name}.step(nd, {', '.join(['{}'] * arity)})" if kind == "method" else f"{name}({', '.join(['{}'] * arity)})"
+    code += {
+        "hybridized": [f"{name}.hybridize()"],
+        "static": [f"{name}.hybridize(static_alloc=True)"],
+        "instance": [f"gdb.vertex({name})"],
+    }.get(kind, [])
+    call = (
+        f"{name}.step(nd, {', '.join(['{}'] * arity)})" if kind == "method" else f"{name}({', '.join(['{}'] * arity)})"
+    )
     return finished(g, code, Function(call, arity), shape, dtype, name)
 
 
@@ -142,7 +174,7 @@ def finished(g, code, function, shape, dtype, name):
     except Exception:
         good = False
     if not good:
-        del g.front[-len(code):]
+        del g.front[-len(code) :]
         return None
     # the probe may have initialised parameters: make the block anew, as the program will
     g.blocks.append(name)
@@ -152,15 +184,30 @@ def finished(g, code, function, shape, dtype, name):
 def layer_text(g, shape, prefix, keep=False):
     """A layer for values of `shape`; with `keep` one that keeps the shape."""
     activation = g.draw.pick(None, None, "tanh", "sigmoid", "relu", "softrelu")
-    dense = (f"nn.Dense({shape[-1] if keep else g.draw.integer(1, 4)}, activation={activation!r}, "
-             f"flatten={len(shape) == 2 if keep else g.draw.chance(0.5)}, use_bias={g.draw.chance(0.7)}, prefix={prefix!r})")
-    deferred = dense if g.draw.chance(0.5) or not keep else dense.replace("activation", f"in_units={shape[-1]}, activation")
+    dense = (
+        f"nn.Dense({shape[-1] if keep else g.draw.integer(1, 4)}, activation={activation!r}, "
+        f"flatten={len(shape) == 2 if keep else g.draw.chance(0.5)}, use_bias={g.draw.chance(0.7)}, prefix={prefix!r})"
+    )
+    deferred = (
+        dense if g.draw.chance(0.5) or not keep else dense.replace("activation", f"in_units={shape[-1]}, activation")
+    )
     activations = ["'relu'", "'tanh'", "'sigmoid'", "'softrelu'", "'softsign'"]
-    return g.draw.pick(deferred, deferred, f"nn.LayerNorm(epsilon=0.1, prefix={prefix!r})",
-                       f"nn.Activation({g.draw.pick(*activations)})", "nn.Dropout(0)", "nn.LeakyReLU(0.1)", "nn.ELU()",
-                       "nn.SELU()", "nn.GELU()", "nn.Swish()", f"nn.PReLU(prefix={prefix!r})",
-                       *[f"nn.BatchNorm(epsilon=0.1, prefix={prefix!r})"] * g.allowed("batch norm"), f"nn.InstanceNorm(epsilon=0.1, prefix={prefix!r})",
-                       "nn.HybridLambda('tanh')")
+    return g.draw.pick(
+        deferred,
+        deferred,
+        f"nn.LayerNorm(epsilon=0.1, prefix={prefix!r})",
+        f"nn.Activation({g.draw.pick(*activations)})",
+        "nn.Dropout(0)",
+        "nn.LeakyReLU(0.1)",
+        "nn.ELU()",
+        "nn.SELU()",
+        "nn.GELU()",
+        "nn.Swish()",
+        f"nn.PReLU(prefix={prefix!r})",
+        *[f"nn.BatchNorm(epsilon=0.1, prefix={prefix!r})"] * g.allowed("batch norm"),
+        f"nn.InstanceNorm(epsilon=0.1, prefix={prefix!r})",
+        "nn.HybridLambda('tanh')",
+    )
 
 
 def layer(g, shape, dtype):

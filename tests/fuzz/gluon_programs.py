@@ -12,7 +12,9 @@ def gluon_program(draw, families):
     g.special = g.allowed("special values") and draw.chance(0.15)
     others = [d for d in ("float16",) if g.allowed(d)] + INTEGERS * g.allowed("integers")
     g.dtype = draw.pick("float32", "float32", "float32", "float32", "float64", *(others if draw.chance(0.4) else []))
-    shape = draw.shape(*((5, 6) if g.allowed("many axes") and draw.chance(0.05) else (1, 4) if draw.chance(0.3) else (2, 2)))
+    shape = draw.shape(
+        *((5, 6) if g.allowed("many axes") and draw.chance(0.05) else (1, 4) if draw.chance(0.3) else (2, 2))
+    )
     if draw.chance(0.4):
         shape = draw.pick((1, 3), (2, 3), (1, 4), (3,), (2, 2))
     recorded = draw.chance(0.8)
@@ -22,9 +24,11 @@ def gluon_program(draw, families):
     if g.allowed("broadcast over samples") and draw.chance(0.25):
         f = draw.pick(*functions)
         value = g.let(f.call([draw.pick(*leaves)] * f.arity))
-        shared, g.lines = (([value], g.lines) if value is not None and value.shape == shape else ([], []))
+        shared, g.lines = ([value], g.lines) if value is not None and value.shape == shape else ([], [])
     g.shared = shared + ([leaves[0]] if draw.chance(0.3) else [])
-    samples = [write_sample(g, g.fresh("sample"), functions, shape, g.dtype, recorded) for _ in range(draw.integer(1, 3))]
+    samples = [
+        write_sample(g, g.fresh("sample"), functions, shape, g.dtype, recorded) for _ in range(draw.integer(1, 3))
+    ]
     front, g.lines = list(g.lines), []
     calls = [(draw.pick(*samples), leaves) for _ in range(draw.integer(2, 4))]
     text = ["def program(scope, data, note):"]
@@ -34,6 +38,8 @@ def gluon_program(draw, families):
 
 
 def leaf_grad(g):
+    if not g.allowed("constant losses"):
+        return g.draw.pick("write", "write", "add" if g.allowed("grad_req") else "write")
     if g.dtype.startswith("float") or g.allowed("integer gradients"):
         return g.grad_req() if g.allowed("grad_req") else g.draw.pick("write", "write", None)
     return None
@@ -99,11 +105,22 @@ class Passes:
     def __init__(self, g, losses, wanted, recorded):
         self.g, self.losses, self.wanted = g, losses, wanted
         inside = g.allowed("passes inside")
-        self.place = g.draw.pick("behind", "behind", *(["in record", "in scope"] if inside else [])) if recorded else "nowhere"
+        self.place = (
+            g.draw.pick("behind", "behind", *(["in record", "in scope"] if inside else [])) if recorded else "nowhere"
+        )
         kinds = {"list": 4.0, "sum": 3.0}
-        kinds.update({kind: weight for family, kind, weight in (
-            ("passes one by one", "each", 1.5), ("passes one by one", "some", 1.0), ("grad", "grad", 1.0),
-            ("unused samples", "first", 1.0)) if g.allowed(family)})
+        kinds.update(
+            {
+                kind: weight
+                for family, kind, weight in (
+                    ("passes one by one", "each", 1.5),
+                    ("passes one by one", "some", 1.0),
+                    ("grad", "grad", 1.0),
+                    ("unused samples", "first", 1.0),
+                )
+                if g.allowed(family)
+            }
+        )
         kinds.update({"heads": 1.0, "twice": 0.7, "total": 1.0})
         self.kind = g.draw.weighted(kinds)
         if self.kind == "total" and self.place == "behind":
@@ -148,7 +165,8 @@ class Passes:
         return [f"total = {self.total_of(self.losses)}", "total.backward()"]
 
     def heads(self):
-        return [f"autograd.backward([{self.all()}], [{', '.join(f'nd.ones_like({x}) * {self.g.draw.number()}' for x in self.losses)}])"]
+        gradients = ", ".join(f"nd.ones_like({x}) * {self.g.draw.number()}" for x in self.losses)
+        return [f"autograd.backward([{self.all()}], [{gradients}])"]
 
     def twice(self):
         return [f"autograd.backward([{self.all()}], retain_graph=True)", f"autograd.backward([{self.all()}])"]
@@ -162,8 +180,11 @@ class Passes:
 
 def write_step(g):
     draw = g.draw
-    kind, options = draw.pick(("sgd", {"learning_rate": 0.1}), ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.1}),
-                              ("adam", {"learning_rate": 0.1, "epsilon": 0.01}))
+    kind, options = draw.pick(
+        ("sgd", {"learning_rate": 0.1}),
+        ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.1}),
+        ("adam", {"learning_rate": 0.1, "epsilon": 0.01}),
+    )
     g.write("if trainer is None:")
     params = " + ".join(f"list({b}.collect_params().values())" for b in g.blocks)
     g.write(f"    trainer = gluon.Trainer({params}, {kind!r}, {options!r})")

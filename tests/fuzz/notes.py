@@ -1,4 +1,7 @@
-"""What a program under test reports: values that it holds, gradients, their freshness. Pasted above every shrunk program."""
+"""What a program under test reports: values that it holds, gradients, their freshness.
+
+It is pasted above every shrunk program.
+"""
 
 import numpy as np
 

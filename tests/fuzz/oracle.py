@@ -15,8 +15,8 @@ from .notes import observe
 from .values import Draw
 from .writer import make_data, namespace
 
-TOLERANCE = {"float16": (2e-2, 2e-3), "float32": (1e-3, 1e-4), "float64": (1e-7, 1e-9)}
-LOOP_ONLY = 3           # how often a program is drawn anew that ends with an error in the loop
+TOLERANCE = {"float16": (2e-2, 2e-3), "float32": (1e-3, 1e-4), "float64": (1e-6, 1e-8)}
+LOOP_ONLY = 3  # how often a program is drawn anew that ends with an error in the loop
 
 
 class Case:
@@ -46,19 +46,24 @@ class Case:
 def write_program(face, draw, families):
     if face == "cavs":
         from .cavs_programs import cavs_program
+
         return cavs_program(draw, families)
     from .gluon_programs import gluon_program
+
     return gluon_program(draw, families)
 
 
 def draw_options(draw, face, backend, families):
     if face == "cavs":
         return {"backend": backend}
-    options = {"backend": backend, "policy": draw.pick("depth", "depth", "agenda", "cost", "auto", "none"),
-               "granularity": draw.pick("auto", "op", "vertex", "graph")}
+    options = {
+        "backend": backend,
+        "policy": draw.pick("depth", "depth", "agenda", "cost", "auto", "none"),
+        "granularity": draw.pick("auto", "op", "vertex", "graph"),
+    }
     if draw.chance(0.15):
         options["drop_repeats"] = False
-    if draw.chance(0.07):
+    if "check" in families and draw.chance(0.07):
         options["check"] = True
     if "flushes" in families and draw.chance(0.1):
         options["max_pending"] = draw.integer(1, 9)
@@ -80,8 +85,13 @@ def compiled(source):
 
 def forget():
     """What the library remembers of earlier programs, so that a case is the same alone."""
-    for module, names in (("choose", ("IDLE", "REPEATS", "SEEN")), ("joining", ("HABITS",)), ("sums", ("SUM_ROLES",)),
-                          ("merging", ("FORMS",)), ("logs", ("RECORDINGS",))):
+    for module, names in (
+        ("choose", ("IDLE", "REPEATS", "SEEN")),
+        ("joining", ("HABITS",)),
+        ("sums", ("SUM_ROLES",)),
+        ("merging", ("FORMS",)),
+        ("logs", ("RECORDINGS",)),
+    ):
         for name in names:
             getattr(sys.modules[f"gluon_dynbatch.{module}"], name).clear()
     sys.modules["gluon_dynbatch.choose"].AUTO.forget()
@@ -105,7 +115,11 @@ def differences_of(source, options, loop=None, freshness=True):
     doubts = []
     for other in (make_data, perturbed(1), perturbed(2), in_float64):
         doubts.append(observe(program, as_loop, other))
-    return [d for d in found if not doubtful(d, doubts)]
+    found = [d for d in found if not doubtful(d, doubts)]
+    if found and ".grad[:] = 7" in source:
+        shifted = observe(compiled(source.replace(".grad[:] = 7", ".grad[:] = 7.5")), as_loop, make_data)
+        found = [d for d in found if d[0] != "grad" or adds(d[2], shifted.get(d[1]))]
+    return found
 
 
 def left_alone(difference, loop):
@@ -121,7 +135,8 @@ def manner_of(difference):
         return kind
     error = want if got is None else got
     text = str(error).strip().splitlines()[-1] if str(error).strip() else ""
-    return f"{'the loop' if got is None else 'the scope'} raises {type(error).__name__}: {re.sub('[0-9]+', '#', text)[:60]}"
+    who, words = "the loop" if got is None else "the scope", re.sub("[0-9]+", "#", text)[:60]
+    return f"{who} raises {type(error).__name__}: {words}"
 
 
 def compare(loop, batched):
@@ -131,6 +146,8 @@ def compare(loop, batched):
         return []
     found = []
     for name in [*loop, *(n for n in batched if n not in loop)]:
+        if name not in loop and "parameter" in name:  # that a hybridized block does not use, and MXNet did not make
+            continue
         if name not in loop or name not in batched:
             found.append(("names", name, loop.get(name), batched.get(name)))
             continue
@@ -155,6 +172,11 @@ def close(want, got, slack=1.0):
         return bool(np.allclose(got, want, rtol=rtol * slack, atol=atol * slack * max(scale, 1.0), equal_nan=True))
 
 
+def adds(want, shifted):
+    """Whether a gradient that begins 0.5 higher ends so, or the same: MXNet's mean divides what it adds to as well."""
+    return shifted is None or close(want, shifted) or close((want + 0.5).astype(want.dtype), shifted)
+
+
 def doubtful(difference, doubts):
     """Whether the loop's own result moves as much with rounding, the precision, or from run to run."""
     kind, name, want, got = difference
@@ -169,21 +191,27 @@ def doubtful(difference, doubts):
             wrong = ~np.isclose(theirs, mine, rtol=1e-7, atol=1e-9, equal_nan=True)
             moved = np.abs(other - mine)
             off = np.abs(theirs - mine)
-            unsure = (np.isfinite(mine) != np.isfinite(other)) | (np.isnan(mine) != np.isnan(other)) | (moved > 0.05 * off)
+            unsure = (
+                (np.isfinite(mine) != np.isfinite(other)) | (np.isnan(mine) != np.isnan(other)) | (moved > 0.05 * off)
+            )
             worst = wrong & ~unsure
-            if not worst.any() or close(np.where(unsure, mine, mine).astype(want.dtype), np.where(unsure, mine, theirs).astype(want.dtype)):
+            if not worst.any() or close(
+                np.where(unsure, mine, mine).astype(want.dtype), np.where(unsure, mine, theirs).astype(want.dtype)
+            ):
                 return True
     return False
 
 
 def perturbed(seed):
     """Data that is off by rounding."""
+
     def data(values, dtype):
         values = np.array(values, dtype)
         if values.dtype.kind == "f":
             size = {"float16": 1e-3, "float32": 1e-6, "float64": 1e-12}[values.dtype.name]
             values = (values * (1 + size * np.random.RandomState(seed).uniform(-1, 1, values.shape))).astype(dtype)
         return mx.nd.array(values, dtype=dtype)
+
     return data
 
 

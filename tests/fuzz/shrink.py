@@ -1,4 +1,4 @@
-"""Makes a program that differs smaller, as long as it differs in the same way, and prints it so that it can be pasted."""
+"""Makes a program that differs smaller, as long as it differs in the same way; prints it so that it can be pasted."""
 
 import ast
 import inspect
@@ -19,7 +19,7 @@ def shrink(source, options, difference, differences=differences_of, seconds=60.0
         progress()
         try:
             found = differences(source, options)
-        except Exception:       # not a program
+        except Exception:  # not a program
             return False
         return any(manner_of(d) == manner for d in found)
 
@@ -46,6 +46,7 @@ def shrink(source, options, difference, differences=differences_of, seconds=60.0
 
 
 # ---- edits of a program ----------------------------------------------------------------------
+
 
 def large_edits(tree, name):
     """Ways to make the tree smaller, as functions that change it in place: what drops whole lines."""
@@ -87,7 +88,8 @@ def small_edits(tree, name):
                 if isinstance(part, (ast.BinOp, ast.Call, ast.Subscript, ast.UnaryOp, ast.Compare)):
                     for smaller in inside(part):
                         yield lambda node=node, field=field, value=value, k=k, smaller=smaller: replace(
-                            node, field, value, k, smaller)
+                            node, field, value, k, smaller
+                        )
                 if isinstance(part, ast.Constant) and isinstance(part.value, float) and part.value not in (0.0, 1.0):
                     yield lambda part=part: setattr(part, "value", float(round(part.value)))
 
@@ -102,9 +104,17 @@ def drop_unread(tree):
     for node in ast.walk(tree):
         lines = getattr(node, "body", None)
         if isinstance(lines, list) and not isinstance(node, (ast.ClassDef, ast.Module)):
-            lines[:] = [x for x in lines if not (
-                isinstance(x, ast.Assign) and isinstance(x.targets[0], ast.Name) and x.targets[0].id not in read
-                or isinstance(x, (ast.FunctionDef, ast.ClassDef)) and x.name not in read)] or [ast.Pass()]
+            lines[:] = [
+                x
+                for x in lines
+                if not (
+                    isinstance(x, ast.Assign)
+                    and isinstance(x.targets[0], ast.Name)
+                    and x.targets[0].id not in read
+                    or isinstance(x, (ast.FunctionDef, ast.ClassDef))
+                    and x.name not in read
+                )
+            ] or [ast.Pass()]
 
 
 def narrow(tree, wanted):
@@ -117,8 +127,14 @@ def narrow(tree, wanted):
 
 def names_in(expression):
     """Names that an expression reads as operands."""
-    return list(dict.fromkeys(n.id for n in ast.walk(expression) if isinstance(n, ast.Name) and n.id not in (
-        "nd", "F", "gluon", "nn", "rnn", "mx", "np", "list", "gdb", "self", "cavs")))
+    return list(
+        dict.fromkeys(
+            n.id
+            for n in ast.walk(expression)
+            if isinstance(n, ast.Name)
+            and n.id not in ("nd", "F", "gluon", "nn", "rnn", "mx", "np", "list", "gdb", "self", "cavs")
+        )
+    )
 
 
 def inside(part):
@@ -132,11 +148,11 @@ def inside(part):
 
 
 def cut(parts, start, width):
-    del parts[start:start + width]
+    del parts[start : start + width]
 
 
 def unwrap(lines, k, inner):
-    lines[k:k + 1] = inner.body
+    lines[k : k + 1] = inner.body
 
 
 def rename(tree, lines, k, operand):
@@ -171,27 +187,27 @@ def edited(source, kind, k, name):
 
 # ---- printing --------------------------------------------------------------------------------
 
-HEAD = '''import contextlib
+HEAD = """import contextlib
 import gluon_dynbatch as gdb
 import cavs_core as cavs
 from cavs_core.mxnet_compat import autograd, gluon, mx
 nd, nn, rnn, F = mx.nd, gluon.nn, gluon.rnn, mx.nd
 nan, inf = float("nan"), float("inf")
-'''
-TAIL = '''
+"""
+TAIL = """
 loop = observe(program, {}, data)
 batched = observe(program, {}, data)
 for what in dict.fromkeys([*loop, *batched]):
     want, got = (str(found.get(what, "absent")) for found in (loop, batched))
     print(what, "|", want) if want == got else print(what, "| LOOP", want, "| SCOPE", got)
-'''
+"""
 
 
 def pasted(source, options):
     """A whole program: imports, data, code, comparison."""
     words = ", ".join(f"{key}={value!r}" for key, value in options.items())
     helper = inspect.getsource(notes).split('"""', 2)[2].replace("from cavs_core.mxnet_compat import mx\n", "")
-    make = '\n\ndef data(values, dtype):\n    return mx.nd.array(np.array(values, dtype), dtype=dtype)\n\n\n'
+    make = "\n\ndef data(values, dtype):\n    return mx.nd.array(np.array(values, dtype), dtype=dtype)\n\n\n"
     extra = ""
     ways = ("contextlib.nullcontext", f"lambda: gdb.batching({words})")
     if "cavs.VertexFunction" in source:

@@ -38,8 +38,11 @@ class Draw:
 
     def shape(self, low=1, high=3):
         rank = self.integer(low, high)
-        return tuple(self.pick(1, 2, 2, 3, 3, 4) for _ in range(rank)) if rank <= 3 else tuple(
-            self.pick(1, 2, 2) for _ in range(rank))
+        return (
+            tuple(self.pick(1, 2, 2, 3, 3, 4) for _ in range(rank))
+            if rank <= 3
+            else tuple(self.pick(1, 2, 2) for _ in range(rank))
+        )
 
     def axis(self, shape):
         return self.integer(-len(shape), len(shape) - 1)
@@ -75,4 +78,4 @@ def literal(values):
         return "[" + ", ".join(literal(v) for v in values) + "]"
     if isinstance(values, (int, np.integer)):
         return str(int(values))
-    return repr(round(float(values), 6))        # nan and inf are names of the program
+    return repr(round(float(values), 6))  # nan and inf are names of the program

@@ -7,17 +7,18 @@ import gluon_dynbatch as gdb
 from cavs_core.mxnet_compat import autograd, gluon, mx
 
 from .families import FLOATS, INTEGERS
-from .operators import DRAWN, WEIGHTS
+from .operators import WEIGHTS
+from .shapes import DRAWN
 from .values import literal
 
-LARGEST, LONGEST = 1e3, 200     # of numbers and of arrays; larger ones are not written
+LARGEST, LONGEST = 1e3, 200  # of numbers and of arrays; larger ones are not written
 
 
 class Val:
     """A name of the program with the array that it stood for when it was written."""
 
     def __init__(self, name, array, own=True):
-        self.name, self.array, self.own = name, array, own      # own: made by this function, so it may be written in place
+        self.name, self.array, self.own = name, array, own  # own: made by this function, so it may be written in place
 
     shape = property(lambda self: self.array.shape)
     size = property(lambda self: self.array.size)
@@ -34,20 +35,33 @@ def make_data(values, dtype):
 
 def namespace():
     """What every program may name."""
-    return {"np": np, "gdb": gdb, "autograd": autograd, "gluon": gluon, "mx": mx, "nd": mx.nd, "F": mx.nd, "nn": gluon.nn,
-            "rnn": gluon.rnn, "cavs": cavs, "nan": np.nan, "inf": np.inf, "data": make_data}
+    return {
+        "np": np,
+        "gdb": gdb,
+        "autograd": autograd,
+        "gluon": gluon,
+        "mx": mx,
+        "nd": mx.nd,
+        "F": mx.nd,
+        "nn": gluon.nn,
+        "rnn": gluon.rnn,
+        "cavs": cavs,
+        "nan": np.nan,
+        "inf": np.inf,
+        "data": make_data,
+    }
 
 
 class Writer:
     def __init__(self, draw, families):
         self.draw, self.families = draw, families
         self.special, self.env = False, namespace()
-        self.front, self.lines, self.indent = [], [], 0     # arrays and functions; then what runs
-        self.pool, self.leaves, self.weights = [], {}, []   # leaves: name -> grad_req, or None
+        self.front, self.lines, self.indent = [], [], 0  # arrays and functions; then what runs
+        self.pool, self.leaves, self.weights = [], {}, []  # leaves: name -> grad_req, or None
         self.ns, self.dtype, self.count = "nd", "float32", 0
-        self.left_out = set()                               # operators that this program does not call
-        self.shared, self.blocks = [], []                   # values that all samples may read; names of blocks
-        self.symbolic, self.parameters = False, None        # inside a block's code
+        self.left_out = set()  # operators that this program does not call
+        self.shared, self.blocks = [], []  # values that all samples may read; names of blocks
+        self.symbolic, self.parameters = False, None  # inside a block's code
 
     # ---- names and lines ---------------------------------------------------------------------
 
@@ -93,8 +107,12 @@ class Writer:
             numbers = array.asnumpy()
         except Exception:
             return None
-        if not numbers.size or numbers.size > LONGEST or len(numbers.shape) > 6 or (
-                len(numbers.shape) > 4 and not self.allowed("many axes")):
+        if (
+            not numbers.size
+            or numbers.size > LONGEST
+            or len(numbers.shape) > 6
+            or (len(numbers.shape) > 4 and not self.allowed("many axes"))
+        ):
             return None
         if not self.special and numbers.dtype.kind == "f" and not np.all(np.abs(numbers) < LARGEST):
             return None
@@ -121,9 +139,14 @@ class Writer:
 
     def broad(self, x):
         """An operand that broadcasts with x."""
+
         def fits(v):
-            return v.dtype == x.dtype and len(v.shape) == len(x.shape) and all(
-                n == m or 1 in (n, m) for n, m in zip(v.shape, x.shape))
+            return (
+                v.dtype == x.dtype
+                and len(v.shape) == len(x.shape)
+                and all(n == m or 1 in (n, m) for n, m in zip(v.shape, x.shape))
+            )
+
         if self.draw.chance(0.25):
             return self.weight(tuple(n if self.draw.chance(0.5) else 1 for n in x.shape), x.dtype)
         if self.draw.chance(0.25):
@@ -140,7 +163,7 @@ class Writer:
             self.front.append(f"{name}.attach_grad({grad!r})")
             if grad != "null":
                 self.front.append(f"{name}.grad[:] = 7")
-            for line in self.front[-2 if grad != "null" else -1:]:
+            for line in self.front[-2 if grad != "null" else -1 :]:
                 exec(line, self.env)
         self.leaves[name] = grad
         return Val(name, self.env[name], own=False)
@@ -179,8 +202,11 @@ class Writer:
             if value is not None:
                 return f"{self.ns}.clip({value}, 0, {size - 1})" if self.draw.chance(0.5) else value
         values = self.draw.numbers.randint(0, size, shape)
-        return self.leaf(shape, dtype or self.draw.pick("float32", "int32", self.dtype if self.floating_dtype() else "int32"),
-                         values=values)
+        return self.leaf(
+            shape,
+            dtype or self.draw.pick("float32", "int32", self.dtype if self.floating_dtype() else "int32"),
+            values=values,
+        )
 
     def floating_dtype(self):
         return self.dtype in FLOATS
@@ -216,7 +242,9 @@ class Writer:
     def operators(self):
         """The drawings that this run may make, with their weights."""
         if not hasattr(self, "_operators"):
-            left_out = self.left_out | {name for family, names in OPERATORS_OF.items() if not self.allowed(family) for name in names}
+            left_out = self.left_out | {
+                name for family, names in OPERATORS_OF.items() if not self.allowed(family) for name in names
+            }
             self._operators = {name: WEIGHTS.get(name, 1.0) for name in DRAWN if name not in left_out}
         return self._operators
 
@@ -229,7 +257,8 @@ class Writer:
             if x.size == int(np.prod(shape)):
                 text = f"{self.ns}.reshape({text}, shape={tuple(shape)!r})"
             else:
-                text = f"{self.ns}.broadcast_to({self.ns}.reshape({self.ns}.mean({text}), shape={(1,) * len(shape)!r}), shape={tuple(shape)!r})"
+                mean = f"{self.ns}.reshape({self.ns}.mean({text}), shape={(1,) * len(shape)!r})"
+                text = f"{self.ns}.broadcast_to({mean}, shape={tuple(shape)!r})"
         return x if text == str(x) else self.let(text)
 
 
@@ -238,5 +267,6 @@ OPERATORS_OF = {
     "detach": ["BlockGrad"],
     "loss heads": ["MakeLoss", "make_loss", "softmax_loss", "SoftmaxOutput", "Softmax"],
     "batch norm": ["BatchNorm"],
+    "gemm": ["_linalg_gemm", "_linalg_gemm2"],
     "slice assign": ["_slice_assign", "_slice_assign_scalar", "_crop_assign", "_crop_assign_scalar"],
 }

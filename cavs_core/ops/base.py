@@ -22,9 +22,12 @@ import numpy as np
 from ..errors import KindError, ProgramError, UnsupportedOpError
 from ..program import CHILD, ROW, SHARED, Instr, Program, Spec
 
-__all__ = ["TABLE", "Op", "Composite", "Builder", "register", "lookup", "Required", "normal_axis", "axes_of"]
+__all__ = ["FEW_AXES", "TABLE", "Op", "Composite", "Builder", "register", "lookup", "Required", "normal_axis",
+           "axes_of"]
 
 TABLE: dict[str, Op] = {}
+#: MXNet runs some operators on float32 arrays of fewer axes, or as many, by oneDNN; which differs at NaN and infinities
+FEW_AXES = 5
 
 
 class Required:
@@ -40,6 +43,8 @@ class Op:
     ignored: tuple[str, ...] = ()
     #: a new row axis changes nothing: the call on whole arrays is the call on one sample
     rowwise = False
+    #: value and gradient are MXNet's on integers too
+    integers = True
 
     def __init__(self, name: str):
         self.name = name
@@ -57,6 +62,11 @@ class Op:
             if value is Required:
                 raise ProgramError(f"{self.name}: attribute {key!r} is missing")
         return full
+
+    def why_apart(self, specs: Sequence[Spec]) -> str:
+        """Why MXNet must compute a call on such operands by itself; empty if it need not."""
+        own = not self.integers and not specs[0].is_float
+        return f"{self.name}: the arithmetic of {specs[0].dtype} is MXNet's own" if own else ""
 
     def infer(self, a: dict[str, Any], *specs: Spec) -> list[tuple[tuple[int, ...], str]]:
         raise NotImplementedError(self.name)
@@ -171,6 +181,9 @@ class Builder:
     def call(self, name: str, xs: Sequence[int], attrs: dict[str, Any]) -> list[int]:
         """Append one call with raw attributes; the outputs' values."""
         op = lookup(name, self.origin)
+        apart = op.why_apart([self.specs[x] for x in xs])
+        if apart:
+            raise ProgramError(apart)
         try:
             return op.build(self, op.normalise(attrs), xs)
         except ProgramError as err:

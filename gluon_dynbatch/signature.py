@@ -174,7 +174,7 @@ class Signature:
         face = self._faces.get(key)
         if face is None:
             plan = self._plan(
-                kinds, tuple([active and want and SPECS[n].is_float for want, n in zip(wanted, self.operand_specs)]),
+                kinds, tuple([active and want for want in wanted]),
                 tuple([active and want for want in wanted_params]), active and self.alias < 0, in_one_launch,
                 tuple([k for k, inner in enumerate(recurrent) if inner]))
             sources = [operand_source(k, kind) for k, kind in enumerate(kinds)]

@@ -23,10 +23,13 @@ import numpy as np
 from ..errors import KindError, ProgramError, UnsupportedOpError
 from ..program import CHILD, ROW, SHARED, Instr, Program, Spec
 
-__all__ = ["TABLE", "Op", "Composite", "Builder", "register", "lookup", "Required", "normal_axis", "num_merged_axes",
+__all__ = ["FEW_AXES", "TABLE", "Op", "Composite", "Builder", "register", "lookup", "Required", "normal_axis",
+           "num_merged_axes",
            "axes_of"]
 
 TABLE: dict[str, Op] = {}
+#: MXNet runs some operators on float32 arrays of fewer axes, or as many, by oneDNN; which differs at NaN and infinities
+FEW_AXES = 5
 
 
 class Required:
@@ -48,6 +51,8 @@ class Op:
     max_axes: int | None = None
     #: the same, where neighbours along which the same operands and results are 1 count as one axis
     max_merged_axes: int | None = None
+    #: value and gradient are MXNet's on integers too
+    integers = True
 
     def __init__(self, name: str):
         self.name = name
@@ -65,6 +70,11 @@ class Op:
             if value is Required:
                 raise ProgramError(f"{self.name}: attribute {key!r} is missing")
         return full
+
+    def why_apart(self, specs: Sequence[Spec]) -> str:
+        """Why MXNet must compute a call on such operands by itself; empty if it need not."""
+        own = not self.integers and not specs[0].is_float
+        return f"{self.name}: the arithmetic of {specs[0].dtype} is MXNet's own" if own else ""
 
     def infer(self, a: dict[str, Any], *specs: Spec) -> list[tuple[tuple[int, ...], str]]:
         raise NotImplementedError(self.name)
@@ -203,6 +213,9 @@ class Builder:
         tape they get a gradient of zero.
         """
         op, first = lookup(name, self.origin), len(self.program.instrs)
+        apart = op.why_apart([self.specs[x] for x in xs])
+        if apart:
+            raise ProgramError(apart)
         try:
             made = op.build(self, op.normalise(attrs), xs)
             if isinstance(op, Composite):

@@ -24,8 +24,7 @@ from ..errors import KindError, ProgramError, UnsupportedOpError
 from ..program import CHILD, ROW, SHARED, Instr, Program, Spec
 
 __all__ = ["FEW_AXES", "TABLE", "Op", "Composite", "Builder", "register", "lookup", "Required", "normal_axis",
-           "num_merged_axes",
-           "axes_of"]
+           "num_merged_axes", "axes_of"]
 
 TABLE: dict[str, Op] = {}
 #: MXNet runs some operators on float32 arrays of fewer axes, or as many, by oneDNN; which differs at NaN and infinities

@@ -62,7 +62,8 @@ class LazyArray(NDArray, metaclass=_LazyType):
     writable = property(lambda self: True)
     shape = property(lambda self: self.owner.spec_of(self.token)[0])
     dtype = property(lambda self: np.dtype(self.owner.spec_of(self.token)[1]).type)
-    context = property(lambda self: self.owner.context_of(self.token))
+    # (One of its own each time, as in MXNet: `with x.context:` notes the device before in it.)
+    context = property(lambda self: mx.Context(self.owner.context_of(self.token)))
     ctx = context
     stype = property(lambda self: "default")
     ndim = property(lambda self: len(self.shape))

@@ -258,3 +258,15 @@ def test_sums_of_many_terms_share_launches_whatever_their_length():
         np.testing.assert_allclose(got.asnumpy(), [[total, 2 * total]], rtol=1e-6)
     np.testing.assert_allclose(x.grad.asnumpy(), [[sum(want)] * 2], rtol=1e-6)
     assert sum(launch.title == "add_n" for launch in scope.flushes[0].launches) < 12
+
+
+def test_the_device_of_a_recorded_array_is_one_of_its_own_each_time():
+    """MXNet notes the device before in the one that is entered: if all arrays gave the same one, it would stay."""
+    before = mx.current_context()
+    with gdb.batching():
+        y = mx.nd.ones((1, 2)) * 2
+        with mx.cpu(1):
+            with y.context, y.context:
+                assert mx.current_context() == y.context
+            assert mx.current_context() == mx.cpu(1)
+    assert mx.current_context() == before

@@ -333,3 +333,19 @@ def test_vertices_that_lead_to_nothing_that_is_pushed(backend):
     out.pushed.backward()
     want = np.where(np.array([1, 0, 0, 1, 0, 1])[:, None], 1 - np.tanh(x.asnumpy()) ** 2, 0)
     np.testing.assert_allclose(x.grad.asnumpy(), want, rtol=1e-5, atol=1e-6)
+
+
+# ---- gradients that are copies of others -------------------------------------------------------------------------
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shapes", [((3,), (3,)), ((1, 2), (1, 2)), ((1,), (1, 1))])
+def test_two_outside_arrays_that_get_the_same_gradient(shapes, backend):
+    """The only call of its class: both are shared operands, and the gradient of one is a copy of the other's."""
+    def run(backend):
+        x, y = variables(data=[np.ones(shape, "float32") for shape in shapes])
+        with autograd.record(), scope_or_none(backend):
+            total = nd.broadcast_add(x, y.reshape(x.shape))
+        total.backward()
+        return x, y
+
+    check(run, backend)

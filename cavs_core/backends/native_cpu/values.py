@@ -128,12 +128,14 @@ class Values:
                     made = self.maker.get(instr.inputs[0])
                     if made is not None and uses[instr.inputs[0]] == 1 and self._sums_alone(made):
                         self.fused[made.outputs[0]] = instr
-        for source, values in self.plan.grads.items():
-            if any(self.specs[v].kind != SHARED for v in values) or source in self.layout.sends:
-                continue
+        shared = {source: values for source, values in self.plan.grads.items()
+                  if source not in self.layout.sends and all(self.specs[v].kind == SHARED for v in values)}
+        for v in [v for values in shared.values() for v in values]:
+            uses[v] = uses.get(v, 0) + 1        # (what another gradient is a copy of must stay)
+        for source, values in shared.items():
             for v in values:
                 chain: list[int] = []
-                terms = self._terms(v, uses, chain, 0)
+                terms = self._terms(v, uses, chain)
                 if terms is None:
                     self.lowered.grad_values.setdefault(source, []).append((self.root(v), self.specs[v].shape))
                 else:
@@ -150,10 +152,10 @@ class Values:
             return (a["transpose_a"] or 1 in left) and (not a["transpose_b"] or 1 in right)
         return instr.op == "scatter_rows"
 
-    def _terms(self, v: int, uses: dict[int, int], chain: list[int], allowed: int) -> list[int] | None:
+    def _terms(self, v: int, uses: dict[int, int], chain: list[int]) -> list[int] | None:
         """The sums that a gradient is the total of; None if it is anything else. `chain`: what adds them up."""
         instr = self.maker.get(v)
-        if instr is None or uses.get(v, 0) > allowed:
+        if instr is None or uses.get(v, 0) > 1:
             return None
         if instr.op == "sum_rows":
             return [v]
@@ -162,7 +164,7 @@ class Values:
             chain.append(v)
             found: list[int] = []
             for x in instr.inputs:
-                part = self._terms(x, uses, chain, 1)
+                part = self._terms(x, uses, chain)
                 if part is None or self.specs[x].kind != SHARED:
                     return None
                 found += part

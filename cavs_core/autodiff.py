@@ -79,11 +79,11 @@ def differentiate(program: Program, wanted: Collection[int], sources: Sequence[A
 
 
 def _active_values(program: Program, wanted: Collection[int]) -> set[int]:
-    """Values of floating type that depend on a wanted input."""
-    active = {v for v in wanted if program.specs[v].is_float}
+    """Values that depend on a wanted input. Integers pass gradients on, too: those have the dtype of the value."""
+    active = set(wanted)
     for instr in program.instrs:
         if not active.isdisjoint(instr.inputs):
-            active.update(v for v in instr.outputs if program.specs[v].is_float)
+            active.update(instr.outputs)
     return active
 
 

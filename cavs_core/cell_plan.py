@@ -6,6 +6,7 @@ that occur, once for each set of answers that it asked for: one that asks nothin
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import TraceError
+from .errors import RunError, TraceError
 from .graph import InputGraph
 from .graph_layout import Interface, Interfaces
 from .plan import ClassPlan, VertexProgram, leaf_program, plan_class
@@ -150,6 +151,14 @@ class Vertices:
     rows: Any = None                # where the vertices are, once that was worked out; see graph_run.py
 
 
+_ROLES = [Role(is_leaf, is_root) for is_leaf in (False, True) for is_root in (False, True)]
+
+
+def _answers(traced: VertexProgram, role: Role) -> bool:
+    """Whether a trace is that of a role: it was given the same answers to what it asked."""
+    return all(getattr(role, question) == answer for question, answer in traced.asked.items())
+
+
 class CellPlan:
     """A vertex function for one signature.
 
@@ -165,7 +174,8 @@ class CellPlan:
 
     def __init__(self, cell: VertexFunction, pulls: dict[str, Spec], dtype: str, ctx: Any, recording: bool,
                  wanted_pulls: Sequence[str]):
-        self._trace = lambda role: trace_vertex(cell, pulls, dtype, ctx, role)
+        self._given, self._pulled = set(pulls), set[str]()      # names of the inputs; those that a trace has pulled
+        self._trace = lambda role: trace_vertex(cell, pulls, dtype, ctx, role, self._pulled)
         self.name, self.recording = type(cell).__name__, recording
         self.allow_missing = cell.allow_missing
         self.wanted_pulls = [Pull(name) for name in wanted_pulls]
@@ -192,11 +202,23 @@ class CellPlan:
     def _find_classes(self, roles: Sequence[int]) -> Classes:
         by_role = {r: self._class_of(Role(bool(r & IS_LEAF), bool(r & IS_ROOT))) for r in roles}
         every = list({id(cls): cls for cls in by_role.values()}.values()) or self._any_that_pushes()
+        self._check_pulled()
         every.sort(key=lambda cls: not cls.is_leaf)
         if not any(cls.plan.vertex.pushed for cls in every):
             raise TraceError(f"{self.name}: vertex() called v.push for no vertex of these graphs, so the run would "
                              "have no result")
         return Classes(every, by_role, self.initial, self.wanted_pulls)
+
+    def _check_pulled(self) -> None:
+        """Every input is pulled, as far as is known: graphs need not have vertices of every role that is asked for."""
+        idle = sorted(self._given - self._pulled)
+        if not idle or not all(any(_answers(traced, role) for traced in self._traced) for role in _ROLES):
+            return
+        near = difflib.get_close_matches(idle[0], self._pulled, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise RunError(f"run({self.name}): no vertex pulls the input {idle[0]!r}{hint}; vertex() pulls "
+                       f"{', '.join(map(repr, sorted(self._pulled))) or 'nothing'}. Leave the input out, or call "
+                       f"v.pull({idle[0]!r})")
 
     def _check_arity(self, graph: InputGraph, vertices: Vertices, roles: Sequence[int], fewest: Sequence[int],
                      most: Sequence[int]) -> None:
@@ -218,7 +240,7 @@ class CellPlan:
 
     def _any_that_pushes(self) -> list[CellClass]:
         """For graphs without vertices: what the results would look like."""
-        found = (self._class_of(Role(is_leaf, is_root)) for is_leaf in (False, True) for is_root in (False, True))
+        found = map(self._class_of, _ROLES)
         return [next((cls for cls in found if cls.plan.vertex.pushed), self._class_of(INNER))]
 
     def _class_of(self, role: Role) -> CellClass:
@@ -238,7 +260,7 @@ class CellPlan:
     def _number_of(self, role: Role) -> int:
         """The trace for a role: one that was given the same answers to what it asked."""
         for number, traced in enumerate(self._traced):
-            if all(getattr(role, question) == answer for question, answer in traced.asked.items()):
+            if _answers(traced, role):
                 return number
         traced, self.initial = self._trace(role)
         for other in self._traced:

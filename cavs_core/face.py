@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -89,6 +90,8 @@ class RunOutput:
     def of(self, sample: int) -> Any:
         """The rows of one sample."""
         count = self.graph.num_samples
+        if not isinstance(sample, (int, np.integer)):
+            raise RunError(f"RunOutput.of({sample!r}): a sample is named by its number, an integer")
         if not -count <= sample < count:
             raise IndexError(f"RunOutput.of({sample}): the run has {count} samples")
         start, stop = np.searchsorted(self._pushing, self.graph.sample_offsets[sample % count:][:2]).tolist()
@@ -127,11 +130,18 @@ def run(cell: VertexFunction, graphs: InputGraph | Sequence[InputGraph], inputs:
     if backend not in BACKENDS:
         raise RunError(f"{name}: backend={backend!r}; expected one of {', '.join(BACKENDS)}")
     start = time.perf_counter()
+    if not isinstance(graphs, (InputGraph, Iterable)) or isinstance(graphs, (str, Mapping, NDArray)):
+        raise RunError(f"{name}: graphs is a {type(graphs).__name__}; expected an InputGraph, or a list with one per "
+                       "sample. Make them with from_parents, from_edges or from_networkx")
+    inputs = {} if inputs is None else inputs
+    if not isinstance(inputs, Mapping):
+        raise RunError(f"{name}: inputs is a {type(inputs).__name__}; expected a dict from the name of each pulled "
+                       'input to its rows, as in {"x": rows}')
     graph = graphs if isinstance(graphs, InputGraph) else cell._batches.batch(list(graphs))
     parameters = _parameters(cell)
-    ctx = _context(parameters, inputs or {})
+    ctx = _context(parameters, inputs)
     floats = _dtype_of(parameters)
-    arrays = {key: _rows(value, key, graph, name, ctx, floats) for key, value in (inputs or {}).items()}
+    arrays = {key: _rows(value, key, graph, name, ctx, floats) for key, value in inputs.items()}
     plan, vertices = _plan(cell, parameters, graph, arrays, ctx)
     classes = vertices.classes
     rows = lay_out(plan, vertices, graph, arrays, runs_in_the_end(ctx, backend) == "native")
@@ -249,21 +259,42 @@ def _rows(value: Any, key: str, graph: InputGraph, name: str, ctx: Any, floats: 
         if len(value) != graph.num_samples:
             raise RunError(f"{name}: input {key!r} is a list of {len(value)} arrays, but there are "
                            f"{graph.num_samples} samples")
-        for i, (part, count) in enumerate(zip(value, np.diff(graph.sample_offsets))):
+        parts = [_as_rows(part, f"{name}: input {key!r} of sample {i}") for i, part in enumerate(value)]
+        for i, (part, count) in enumerate(zip(parts, np.diff(graph.sample_offsets))):
             if len(part) != count:
                 raise RunError(f"{name}: input {key!r} of sample {i} has {len(part)} rows, but the sample has "
                                f"{count} vertices")
-        value = _joined([part for part in value if len(part)], ctx, floats)
+        parts = [part for part in parts if len(part)]
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise RunError(f"{name}: input {key!r} has rows of shape {parts[0].shape[1:]} in one sample and of "
+                           f"{next(p.shape[1:] for p in parts if p.shape[1:] != parts[0].shape[1:])} in another; all "
+                           "vertices of a run pull rows of one shape")
+        value = _joined(parts, ctx, floats)
+    if isinstance(value, NDArray) and value.stype != "default":
+        raise RunError(f"{name}: input {key!r} is stored as {value.stype}; expected a dense array. Pass "
+                       'x.tostype("default")')
     if not isinstance(value, NDArray):
-        value = np.asarray(value)
-        if value.ndim == 0 or value.dtype.kind not in "fiub":
-            raise RunError(f"{name}: input {key!r} is {value!r}; expected an array of numbers with one row per vertex")
+        value = _as_rows(value, f"{name}: input {key!r}")
         if value.shape[0] == 0:
             return _no_rows(value.shape[1:], value.dtype, ctx)
         value = _as_array(value, ctx, floats)
+    if 0 in value.shape[1:]:
+        raise RunError(f"{name}: input {key!r} has the shape {value.shape}: its rows have no elements")
     if value.shape[0] != graph.num_vertices:
         raise RunError(f"{name}: input {key!r} has {value.shape[0]} rows, but the graphs have {graph.num_vertices} "
                        "vertices; pass one row per vertex, sample after sample")
+    return value
+
+
+def _as_rows(given: Any, what: str) -> Any:
+    """An array, from what somebody gave for one."""
+    wanted = "expected an array of numbers with one row per vertex"
+    try:
+        value = given if isinstance(given, NDArray) else np.asarray(given)
+    except ValueError as error:                 # lists of different lengths; an object that is none of ours
+        raise RunError(f"{what} is {reprlib.repr(given)}, which is no array ({error}); {wanted}") from error
+    if value.ndim == 0 or (isinstance(value, np.ndarray) and value.dtype.kind not in "fiub"):
+        raise RunError(f"{what} is {reprlib.repr(given)}; {wanted}")
     return value
 
 

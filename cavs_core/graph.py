@@ -187,7 +187,10 @@ class InputGraph:
     @classmethod
     def complete_binary_tree(cls, depth: int) -> InputGraph:
         """2**depth leaves, numbered first, then level above level; the root is the last vertex."""
-        leaves = 2 ** _as_count(depth, "InputGraph.complete_binary_tree", "depth")
+        call = "InputGraph.complete_binary_tree"
+        if (levels := _as_count(depth, call, "depth")) > 40:
+            raise GraphError(f"{call}: depth={levels} asks for 2**{levels + 1} - 1 vertices, more than memory has.")
+        leaves = 2 ** levels
         n = 2 * leaves - 1
         indptr = np.maximum(2 * (np.arange(n + 1, dtype=np.int64) - leaves), 0)
         return cls.trusted(indptr, np.arange(n - 1, dtype=np.int64), np.array([0, n], dtype=np.int64))
@@ -297,6 +300,8 @@ class InputGraph:
         return f"sample {sample}, vertex {v - int(self.sample_offsets[sample])}"
 
     def _check_vertex(self, v: int) -> None:
+        if not isinstance(v, (int, np.integer)):
+            raise GraphError(f"vertex {v!r} was asked for; a vertex is named by its number, an integer.")
         if not 0 <= v < self.num_vertices:
             raise GraphError(f"vertex {v} was asked for, but {_range_text(self.num_vertices, 'the graph')}.")
 

@@ -131,6 +131,9 @@ def begun_from(layout: Layout, plans: Sequence[ClassPlan], pushed: Sequence[bool
     busy = [c for c, part in enumerate(layout.classes) if part.has_rows]
     if all(plans[c].vertex.pushed and plans[c].begun_at(begins[c]) is plans[c] for c in busy):
         return None                     # whether or not a state is read as well
+    # If it is, gradients come to the rows that messages answer, and nothing is found that does not take part.
+    if begins_everywhere(plans, [(c, pattern) for c in busy for pattern in _answered(layout, c, begins[c])]):
+        return None
     gets = [np.zeros(size, bool) for size in layout.buffer_rows]
     known: list[dict[tuple[bool, ...], int]] = [{} for _ in plans]
     which = [np.full(part.whole.num_rows, -1, np.int64) for part in layout.classes]
@@ -152,6 +155,20 @@ def begun_from(layout: Layout, plans: Sequence[ClassPlan], pushed: Sequence[bool
                         gets[part.reads[source].buffer][_rows_read(part, source, positions)] = True
     return None if begins_everywhere(plans, [(c, pattern) for c in busy for pattern in known[c]]) else [
         Begun(list(patterns), rows) for patterns, rows in zip(known, which)]
+
+
+def _answered(layout: Layout, c: int, begins: Sequence[bool]) -> list[tuple[bool, ...]]:
+    """To which outputs of a class gradients come, each combination that occurs, if all messages are sent."""
+    part = layout.classes[c]
+    number = np.zeros(part.whole.num_rows, np.int64)        # of each position: one bit for each output
+    for k, (begin, place) in enumerate(zip(begins, part.writes)):
+        number |= int(begin) << k
+        if not begin and layout.messages:
+            bounds = layout.messages[place.buffer].segments.indptr
+            if len(bounds) > 1:         # (else nobody reads the buffer)
+                rows = place.base + np.arange(0, len(number) * place.width + 1, place.width)
+                number |= (bounds[rows[1:]] > bounds[rows[:-1]]).astype(np.int64) << k
+    return [tuple(bool(bits >> k & 1) for k in range(len(begins))) for bits in np.unique(number).tolist()]
 
 
 def _rows_read(part: ClassLayout, source: Any, positions: IntArray) -> IntArray:

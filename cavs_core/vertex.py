@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -62,7 +63,7 @@ class VertexFunction(gluon.HybridBlock):
         super().__init__(**kwargs)
         if initial_state not in ("zeros", "learned"):
             raise ValueError(f"{type(self).__name__}(initial_state={initial_state!r}): expected 'zeros' or 'learned'")
-        self.state_shapes = [tuple(shape) for shape in state_shapes]
+        self.state_shapes = _checked_shapes(state_shapes, f"{type(self).__name__}(state_shapes={state_shapes!r})")
         self.allow_missing = allow_missing
         self.initial_states: list[Any] = []
         if initial_state == "learned":
@@ -88,6 +89,18 @@ class VertexFunction(gluon.HybridBlock):
         super().cast(dtype)
 
 
+def _checked_shapes(shapes: Any, call: str) -> list[tuple[int, ...]]:
+    """State shapes as tuples of ints."""
+    try:
+        found = [tuple(operator.index(n) for n in shape) for shape in shapes]
+    except TypeError as error:
+        raise ValueError(f"{call}: expected a list with one shape per state, as in [(128,), (128,)]; [] for a function "
+                         f"that sends nothing to its parents ({error})") from error
+    if any(n < 1 for shape in found for n in shape):
+        raise ValueError(f"{call}: every axis of a state has one element or more")
+    return found
+
+
 class Vertex:
     """What `vertex(F, v)` sees of its vertex."""
 
@@ -96,6 +109,7 @@ class Vertex:
         self._inputs: dict[Any, Any] = {}
         self.scattered: list[Any] | None = None
         self.pushed: list[Any] = []
+        self.pulled: set[str] = set()
         self.asked: dict[str, bool] = {}
 
     # ---- what it is --------------------------------------------------------------------------
@@ -134,6 +148,7 @@ class Vertex:
         """The external input `name` of this vertex: (1, ...)."""
         if name not in self._pulls:
             raise TraceError(f"{self._tracer.name}: pull({name!r}), but the run was given {sorted(self._pulls)}")
+        self.pulled.add(name)
         return self._input(self._pulls[name], Pull(name))
 
     def spread(self, value: Any) -> Any:
@@ -186,8 +201,8 @@ class Vertex:
 
 
 def trace_vertex(cell: VertexFunction, pulls: dict[str, Spec], dtype: str, ctx: Any,
-                 role: Role = INNER) -> tuple[VertexProgram, list[Any]]:
-    """Trace a vertex function once, for vertices of one role.
+                 role: Role = INNER, pulled: set[str] | None = None) -> tuple[VertexProgram, list[Any]]:
+    """Trace a vertex function once, for vertices of one role; the names that it pulls are added to `pulled`.
 
     Returns the program, and for each state the source of its initial value.
     """
@@ -196,6 +211,8 @@ def trace_vertex(cell: VertexFunction, pulls: dict[str, Spec], dtype: str, ctx: 
     vertex = Vertex(tracer, cell, pulls, dtype, role)
     with tracer.running(cell), ctx:
         cell.vertex(mx.nd, vertex)
+    if pulled is not None:
+        pulled.update(vertex.pulled)
     if vertex.scattered is None:
         if cell.state_shapes and not vertex.asked.get("is_root"):
             raise TraceError(f"{name}: vertex() never called v.scatter, but state_shapes has "

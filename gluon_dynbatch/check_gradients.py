@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import is_sparse
+from cavs_core import is_sparse, on_tape
 from cavs_core.mxnet_compat import autograd, mx
 
 from .errors import BatchingMismatchError
@@ -29,6 +29,7 @@ class GradientCheck:
 
     def __init__(self, tables: Any, entries: Sequence[Any], values: Mapping[int, Any]):
         self._tables, self._entries, self._values = tables, entries, values
+        self._wanting: set[int] = set()
 
     def compare(self, heads: Mapping[int, Any], ours: Any, leaves: Mapping[int, Any],
                 params: Mapping[Any, Any]) -> None:
@@ -41,6 +42,7 @@ class GradientCheck:
         leaves, params : leaf, and parameter -> its gradient in the batched pass, for all that the pass touched and that
             ask for one; None stands for zero
         """
+        self._wanting = self._find_wanting()            # (asked now: arrays come to the tape, and leave it)
         grads: dict[int, Any] = dict(heads)             # of values, and of leaves by their tokens
         of_params: dict[Any, Any] = {}
         readers: dict[Any, list[str]] = {}
@@ -61,9 +63,24 @@ class GradientCheck:
                     found[key] if grad is _TOUCHED else found[key] + grad)
                 readers.setdefault(key, []).append(title)
         self._compare_all({t: g for t, g in grads.items() if t < 0}, {-1 - k: g for k, g in leaves.items()}, readers,
-                          lambda t: self._tables.recording.leaf_wanted[-1 - t], lambda t: f"outside array {-1 - t}")
+                          lambda t: t in self._wanting, lambda t: f"outside array {-1 - t}")
         self._compare_all(of_params, params, readers, lambda p: p.grad_req != "null" and not is_sparse(p),
                           lambda p: f"parameter {p.name}")
+
+    def _find_wanting(self) -> set[int]:
+        """The values, and leaves by their tokens, that the loop would have on the tape."""
+        r, data = self._tables.recording, self._tables.leaves.data
+        # (An array that an operator on the tape has read looks like one on the tape from afar.)
+        found = {-1 - leaf for leaf in np.flatnonzero(r.leaf_wanted).tolist()
+                 if data[leaf].grad is not None or on_tape(data[leaf])}
+        operand_offsets, value_offsets = r.offsets
+        for i, number in enumerate(self._tables.call_entry.tolist()):
+            entry = self._entries[number]
+            tokens = r.operands[operand_offsets[i]:operand_offsets[i + 1]].tolist()
+            owns = any(p.parameter.grad_req != "null" for p in entry.signature.params)
+            if entry.cls.recorded and (owns or not found.isdisjoint(tokens)):
+                found.update(range(int(value_offsets[i]), int(value_offsets[i + 1])))
+        return found
 
     def _compare_all(self, want: Mapping[Any, Any], got: Mapping[Any, Any], readers: Any, counts: Any,
                      name: Any) -> None:
@@ -83,7 +100,7 @@ class GradientCheck:
         params = [(p.parameter, p.parameter.data(signature.context)) for p in signature.params
                   if p.parameter.grad_req != "null" and not is_sparse(p.parameter)]
         kept = [(data.grad.copy(), data._fresh_grad) for _, data in params]
-        for array in arrays.values():
+        for array in [array for t, array in arrays.items() if t in self._wanting]:
             array.attach_grad()
         for _, data in params:
             data._fresh_grad = False

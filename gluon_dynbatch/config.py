@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
+
+import numpy as np
 
 from cavs_core import BACKENDS
 
@@ -51,8 +54,12 @@ class Config:
         for name, allowed in (("policy", POLICY_NAMES), ("granularity", GRANULARITIES), ("backend", BACKENDS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"batching({name}={getattr(self, name)!r}): expected one of {', '.join(allowed)}")
-        if self.max_pending is not None and self.max_pending < 1:
+        most, share = self.max_pending, self.analysis_budget
+        if most is not None and (not isinstance(most, numbers.Integral) or isinstance(most, bool) or most < 1):
             raise ValueError(f"batching(max_pending={self.max_pending!r}): expected a positive number or None")
-        if not 0 < self.analysis_budget <= 1:
+        for name in ("check", "drop_repeats"):
+            if not isinstance(getattr(self, name), (bool, np.bool_)):
+                raise ValueError(f"batching({name}={getattr(self, name)!r}): expected True or False")
+        if not isinstance(share, numbers.Real) or not 0 < share <= 1:
             raise ValueError(f"batching(analysis_budget={self.analysis_budget!r}): expected a share of a step, above 0 "
                              "and at most 1")

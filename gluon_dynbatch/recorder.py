@@ -70,6 +70,8 @@ class Recorder(Listener):
         """Why no recorded call may read an array; empty if it may."""
         if isinstance(array, BaseSparseNDArray):
             return "is sparse"
+        if isinstance(array, mx.np.ndarray):
+            return "is of mx.np"
         return ("has a sparse gradient" if id(array) in self._sparse_grads else
                 "is updated by backward passes" if id(array) in self._updated else "")
 
@@ -137,6 +139,9 @@ class Recorder(Listener):
         operands = self._operands(name, arrays, calls)
         if operands is None:
             self.alone(self._why_alone(name, arrays))
+            if name in _READS_NO_VIEW and self.recording:
+                with listening(None):
+                    arrays[:] = [x.copy() for x in arrays]
             return call()
         owners = [owner_of(x) for x in operands]
         if None in owners:                      # an operand gets its value right now: it comes from outside then
@@ -213,9 +218,12 @@ class Recorder(Listener):
         return entry
 
     def _on_write(self, name, arrays, attrs, out, call):
-        """An operator that writes into an array that exists: x += y only gives x a new value, all else runs now."""
+        """An operator that writes into an array that exists: x += y only gives x a new value, all else runs now.
+
+        Under `record` it runs now as well: MXNet refuses to write into an array that is on its tape.
+        """
         calls = self.calls
-        operands = self._operands(name, arrays, calls) if arrays else None
+        operands = self._operands(name, arrays, calls) if arrays and not self.recording else None
         owners = [owner_of(x) for x in operands or ()]
         if (operands is not None and None not in owners and type(out) is LazyArray and calls.operand(out) is out
                 and not calls.shares_memory(out)):
@@ -420,11 +428,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def _fit_graph(args: Any) -> bool:
-    """Whether the graph that MXNet keeps of a hybridized block takes them: arrays, None, and lists of these."""
+    """Whether MXNet's graph of a hybridized block takes such arguments: arrays, None, and lists of them."""
     return all(x is None or isinstance(x, NDArray) or (isinstance(x, (list, tuple)) and _fit_graph(x)) for x in args)
 
 
 _UPDATED = {"BatchNorm": (3, 4)}                # operands that the backward pass of a trained operator writes
+_READS_NO_VIEW = {"Pooling"}    # MXNet's gradient of max pooling is wrong for a part of a buffer, as our values are
 # What stands for their operands depends on more than the owners; what is checked is noted in the general way.
 _NEVER_SHORT = {*INDEX_OPERANDS, *_UPDATED, CHECKED}
 _TRUE = ("True", "1")

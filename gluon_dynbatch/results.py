@@ -284,8 +284,9 @@ class Flushed:
             v = int(numbers[recorded])
             maker = self.s.maker[v]
             cls = self.classes[self.r.call_class[maker]]
-            if v < 0 or count[v] > 1 or not self.s.active[maker] or cls.signature.alias >= 0 or cls.num_parts > 1:
-                return None             # (it is that of others, or of all calls that repeat one, or inside a program)
+            if (v < 0 or count[v] > 1 or not self.s.active[maker] or cls.signature.alias >= 0 or cls.num_parts > 1
+                    or cls.signature.looks_up):
+                return None     # (it is that of others, or of all calls or rows that repeat one, or inside a program)
             buffer, row, width = int(self.g.value_buffers[v]), int(self.g.value_rows[v]), WIDTHS[self.specs[v]]
             row = row if number is None else int(number[buffer][row])
             return None if row < 0 else run.pulled(buffer, row, row + width)

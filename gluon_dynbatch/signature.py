@@ -174,7 +174,7 @@ class Signature:
         face = self._faces.get(key)
         if face is None:
             plan = self._plan(
-                kinds, tuple([active and want and SPECS[n].is_float for want, n in zip(wanted, self.operand_specs)]),
+                kinds, tuple([active and want for want in wanted]),
                 tuple([active and want for want in wanted_params]), active and self.alias < 0, in_one_launch,
                 tuple([k for k, inner in enumerate(recurrent) if inner]))
             sources = [operand_source(k, kind) for k, kind in enumerate(kinds)]
@@ -372,6 +372,15 @@ def _mode(training: bool) -> Any:
     return autograd.train_mode() if training else autograd.predict_mode()
 
 
+def _check_results(out: Any) -> None:
+    """Raise ProgramError if something is returned in lists of another kind, such as a named tuple."""
+    if isinstance(out, (list, tuple)):
+        if type(out) not in (list, tuple):
+            raise ProgramError(f"it returns a {type(out).__name__}; results are arrays in plain lists and tuples")
+        for part in out:
+            _check_results(part)
+
+
 def _check_rows(program: Program) -> None:
     """Raise ProgramError if a value has no elements, or no axes: nothing of it could be a row of a buffer."""
     odd = next((spec.shape for spec in program.specs if not has_rows(spec.shape)), None)
@@ -388,6 +397,7 @@ def vertex_signature(fn: Any, block: Any, title: str, nested: Any, specs: Sequen
 
     def traced(F, *arrays):             # constants (None, bool, str) are passed on as they are
         out = fn(block, *map_nested(lambda k: arrays[k] if type(k) is int else k, nested))
+        _check_results(out)
         structure.append(out)
         return out
 

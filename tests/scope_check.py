@@ -31,7 +31,7 @@ def check_scope(fn, *data, backends=BACKENDS, grad_req="write", grad=True, unini
     for backend in backends:
         got, scope = _results(fn, data, grad_req, grad, gdb.batching(backend=backend, **options))
         if isinstance(want, Exception):
-            assert type(got) is type(want), f"{backend}: not the loop's {want!r} but {got!r}"
+            assert type(got) is type(want), f"{backend}: not the loop's {want!r} but {got!r}"[:600]
             continue
         if isinstance(got, Exception):
             raise AssertionError(f"{backend}: raises where the loop does not") from got

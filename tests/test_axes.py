@@ -122,8 +122,8 @@ def _check_chain(m, length, backends):
 def test_views_of_what_an_operator_by_itself_has_read():
     """It got its value while it was indexed: MXNet's own view of it, not a copy."""
     with gdb.batching(backend="mxnet"):
-        x = nd.ones((2, 2, 2, 2, 2, 2)) * 1
-        part = x[:, 0, :, 0, :, 0]              # no operator has so many axes: it runs alone
+        x = nd.ones((3, 3, 3, 3, 3)) * 1
+        part = x[:2, ::2, :2, ::2, :2]          # no more axes can be merged: it runs alone
         first = x[0]
         first[:] = 5
     assert x[0].asnumpy().min() == 5 and part.asnumpy().max() == 1

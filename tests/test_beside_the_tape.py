@@ -299,3 +299,18 @@ def test_a_pass_from_lazy_heads_waits_for_its_callbacks(scope):
             y = x * x
         (grad,) = autograd.grad(y, [x])
     assert cavs.tape._called == [] and grad.asnumpy().tolist() == (2 * x).asnumpy().tolist()
+
+
+@pytest.mark.parametrize("scope", [contextlib.nullcontext, gdb.batching])
+def test_writing_into_an_array_on_the_tape_is_refused_as_in_the_loop(scope):
+    x = nd.ones((1, 2))
+    x.attach_grad()
+    with autograd.record(), scope():
+        y, count = x * 2, nd.zeros((1, 2))
+        count += 1                      # not on the tape
+        with pytest.raises(MXNetError, match="already in a computational graph"):
+            y += 1
+            y.wait_to_read()
+        loss = (x * count).sum()
+    loss.backward()
+    np.testing.assert_allclose(x.grad.asnumpy(), [[1, 1]])

@@ -338,6 +338,51 @@ def test_a_trained_batch_norm_on_outside_arrays_flushes_nothing():
     assert len(out) == 4 and scope.stats.flushes == 1
 
 
+# ---- operators that run alone ----------------------------------------------------------------
+
+@pytest.mark.parametrize("backend", ["mxnet", "native"])
+@pytest.mark.parametrize("read", [False, True], ids=["pending", "had its value"])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_max_pooling_of_values_of_the_scope_has_the_gradient_of_the_loop(axes, read, backend):
+    """Values of a scope are parts of buffers, of which MXNet's own max pooling has wrong gradients."""
+    rng, sides = np.random.RandomState(0), (2, 8, 4, 4)[:axes + 1]
+    xs = [nd.array(rng.permutation(np.prod(sides)).reshape(1, *sides)) for _ in range(4)]
+    net = gluon.nn.HybridSequential()
+    net.add(nn.HybridLambda("relu"), (nn.MaxPool1D, nn.MaxPool2D, nn.MaxPool3D)[axes - 1](2))
+
+    def gradients():
+        with autograd.record():
+            losses = []
+            for k, x in enumerate(xs):
+                h = x * 0.5
+                if read:
+                    h.wait_to_read()
+                y = net(h)
+                losses.append((y * nd.arange(y.size).reshape(y.shape)).sum() * (k + 1))
+            autograd.backward(losses)
+        return [x.grad.asnumpy() for x in xs]
+
+    for x in xs:
+        x.attach_grad()
+    want = [pooled_gradient(x.asnumpy(), axes) * 0.5 * (k + 1) for k, x in enumerate(xs)]
+    for hybrid in (False, True):
+        net.hybridize(hybrid)
+        with gdb.batching(backend=backend):
+            got = gradients()
+        for g, w in zip(got, want):
+            np.testing.assert_allclose(g, w, rtol=1e-5)
+
+
+def pooled_gradient(x, axes):
+    """Where the largest of each window of two is: the number of the window."""
+    found, count = np.zeros_like(x), 0
+    for window in np.ndindex(x.shape[:2] + tuple(n // 2 for n in x.shape[2:])):
+        part = window[:2] + tuple(slice(2 * k, 2 * k + 2) for k in window[2:])
+        found[part] = (x[part] == x[part].max()) * count
+        count += 1
+    return found
+
+
 # ---- arrays from nothing ---------------------------------------------------------------------
 
 @pytest.mark.parametrize("make", [

@@ -92,6 +92,7 @@ def test_a_folder_that_cannot_be_written(fresh, tmp_path, monkeypatch):
 
 
 PROCESS = f"""\
+from cavs_core import compiling
 from cavs_core.backends.native_cpu import kernel_cache
 kernel_cache.compile_kernels([{SOURCE % 7!r}], quiet=True)
 print(kernel_cache.counts())

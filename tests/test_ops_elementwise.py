@@ -59,7 +59,8 @@ BINARY = {
 COVERS = (
     *UNARY, *SCALAR, *BINARY, *[same_shape for same_shape, _ in BINARY.values()],
     "MakeLoss", "Cast", "clip", "where", "select", "add_n", "Activation", "hard_sigmoid", "LeakyReLU",
-    "softrelu", "selu", "digamma",          # what Activation, LeakyReLU and the gradient of gammaln are made of
+    # what Activation and LeakyReLU are made of, and gradients
+    "softrelu", "selu", "elu", "gelu", "rrelu_mean", "relu_or_zero", "relu_grad", "clip_grad", "digamma",
 )
 
 

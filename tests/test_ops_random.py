@@ -154,7 +154,7 @@ def test_dropout_of_a_parameter_in_a_vertex_function():
     ({"p": 1.5}, "float32", "Dropout: p=1.5 is no probability"),
     ({"p": -0.5}, "float32", "Dropout: p=-0.5 is no probability"),
     ({"axes": (2,)}, "float32", "axis 2 is out of range for 2 dimensions"),
-    ({}, "int32", "not int32"),
+    ({}, "int32", "the arithmetic of int32"),
 ])
 def test_what_does_not_fit(attrs, dtype, said):
     with pytest.raises(cavs.ProgramError, match=re.escape(said)):

@@ -16,7 +16,7 @@ COVERS = (
     "log_softmax", "softmin", "SoftmaxActivation",
     # what these are written in
     "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "l2_norm", "reduce_argmax", "reduce_argmin",
-    "softmax_plain", "log_softmax_plain",
+    "softmax_plain", "log_softmax_plain", "log_softmax_grad",
 )
 
 

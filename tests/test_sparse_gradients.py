@@ -111,3 +111,25 @@ def test_rows_are_added_up_on_every_device(make):
     np.testing.assert_allclose(got.asnumpy(), want, rtol=1e-6)
     none = make([], like)
     assert none.stype == "row_sparse" and len(none.indices) == 0 and none.shape == (6, 2)
+
+
+@pytest.mark.parametrize("backend", ["mxnet", "native"])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint8", "int32", "int64"])
+def test_indices_of_any_dtype(dtype, sparse, backend):
+    def looked_up():
+        table = gluon.nn.Embedding(5, 3, sparse_grad=sparse)
+        table.initialize(mx.init.One())
+        words, factors = nd.array([1, 3, 1]).astype(dtype), nd.arange(9).reshape((3, 3))
+        with autograd.record():
+            loss = (table(words) * factors).sum()
+        loss.backward()
+        grad = table.weight.grad()
+        return loss.asnumpy(), grad.stype, grad.tostype("default").asnumpy(), table.weight.data()._fresh_grad
+
+    loss, stype, grad, fresh = looked_up()
+    with gdb.batching(backend=backend):
+        found = looked_up()
+    assert found[1] == stype and found[3] == fresh
+    np.testing.assert_allclose(found[0], loss)
+    np.testing.assert_allclose(found[2], grad)

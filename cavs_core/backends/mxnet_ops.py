@@ -19,6 +19,7 @@ __all__ = ["MXNetBackend"]
 
 nd, sym = mx.nd, mx.sym
 NDArray, NDArrayHandle = nd.NDArray, mx.base.NDArrayHandle
+_BYTES = (np.int8, np.uint8)
 _LIB, check_call, mx_uint = mx.base._LIB, mx.base.check_call, mx.base.mx_uint
 
 
@@ -84,8 +85,16 @@ class MXNetBackend:
         """Add up the values of each segment; `segment` holds the segment number of each value."""
         # The gradient of gather_nd adds where an index comes twice (scatter_nd overwrites). It forgets to clear an
         # `out` that is part of the array that it reads, so it gets none.
+        dtype = values.dtype
+        if dtype in _BYTES:             # which MXNet cannot add up
+            return MXNetBackend._into(out, MXNetBackend.segment_sum(values.astype("int32"), segment, num_segments)
+                                      .astype(dtype))
         made = nd._internal._backward_gather_nd(values, segment.reshape((1, -1)),
                                                 shape=(num_segments, *values.shape[1:]))
+        return MXNetBackend._into(out, made)
+
+    @staticmethod
+    def _into(out, made):
         if out is None:
             return made
         out[:] = made

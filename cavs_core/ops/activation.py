@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import math
-
 from ..errors import ProgramError
-from .base import Composite, Required, register
+from .base import FEW_AXES, Composite, Required, register
+
+
+def _is_fast(b, x):
+    """Whether MXNet runs an activation of x by oneDNN."""
+    return b.specs[x].dtype == "float32" and len(b.shape(x)) <= FEW_AXES
 
 
 class Activation(Composite):
     attrs = {"act_type": Required}
     KINDS = ("relu", "sigmoid", "tanh", "softrelu", "softsign")
+    integers = False
 
     def expand(self, b, a, x):
         if a["act_type"] not in self.KINDS:
             raise ProgramError(f"Activation: act_type {a['act_type']!r} is none of {self.KINDS}")
-        return b.emit(a["act_type"], x)
+        return b.emit("relu_or_zero" if a["act_type"] == "relu" and _is_fast(b, x) else a["act_type"], x)
 
 
 class HardSigmoid(Composite):
     """clip(alpha x + beta, 0, 1), whose gradient, unlike clip's, is zero where a bound is met exactly."""
 
     attrs = {"alpha": 0.2, "beta": 0.5}
+    integers = False
 
     def expand(self, b, a, x):
         z = b.shift(b.scale(x, a["alpha"]), a["beta"])
@@ -33,6 +38,7 @@ class LeakyReLU(Composite):
     """leaky, prelu, elu, selu, gelu; rrelu, which draws a slope per element while training and returns it too."""
 
     attrs = {"act_type": "leaky", "slope": 0.25, "lower_bound": 0.125, "upper_bound": 0.334, "training": False}
+    integers = False
 
     def expand(self, b, a, x, gamma=None):
         kind = a["act_type"]
@@ -40,23 +46,22 @@ class LeakyReLU(Composite):
             raise ProgramError(f"LeakyReLU: act_type {kind!r} with {2 - (gamma is None)} operands; "
                                "prelu alone takes a second one, its slopes")
         if kind == "leaky":
-            return _where_positive(b, x, b.scale(x, a["slope"]))
+            low = b.scale(x, a["slope"])
+            if _is_fast(b, x):          # NaN is not below
+                return b.emit("select", b.emit("_lesser_equal_scalar", x, scalar=0.0), low, x)
+            return _where_positive(b, x, low)
         if kind == "prelu":
             return _where_positive(b, x, b.mul(x, b.reshape(gamma, _slope_shape(b.shape(gamma), b.shape(x)))))
         if kind == "elu":
-            negative = b.emit("_minimum_scalar", x, scalar=0.0)     # where x is large, exp(x) would overflow
-            return _where_positive(b, x, b.scale(b.emit("expm1", negative), a["slope"]))
-        if kind == "selu":
-            return b.emit("selu", x)
-        if kind == "gelu":
-            half = b.scale(b.shift(b.emit("erf", b.scale(x, 1 / math.sqrt(2))), 1.0), 0.5)
-            return b.mul(x, half)
+            return b.emit("elu", x, slope=a["slope"], fast=_is_fast(b, x))
+        if kind in ("selu", "gelu"):
+            return b.emit(kind, x)
         if kind == "rrelu":
             low, high = a["lower_bound"], a["upper_bound"]
-            if a["training"]:
-                slope = b.emit("uniform_like", x, low=low, high=high)
-            else:
-                slope = b.scale(b.emit("ones_like", x), (low + high) / 2)
+            if not a["training"]:
+                mean = (low + high) / 2
+                return [b.emit("rrelu_mean", x, slope=mean), b.scale(b.emit("ones_like", x), mean)]
+            slope = b.emit("uniform_like", x, low=low, high=high)
             return [_where_positive(b, x, b.mul(x, slope)), slope]
         raise ProgramError(f"LeakyReLU: act_type {kind!r} is none of leaky, prelu, elu, selu, gelu, rrelu")
 

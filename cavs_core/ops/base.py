@@ -23,10 +23,12 @@ import numpy as np
 from ..errors import KindError, ProgramError, UnsupportedOpError
 from ..program import CHILD, ROW, SHARED, Instr, Program, Spec
 
-__all__ = ["TABLE", "Op", "Composite", "Builder", "register", "lookup", "Required", "normal_axis", "num_merged_axes",
-           "axes_of"]
+__all__ = ["FEW_AXES", "TABLE", "Op", "Composite", "Builder", "register", "lookup", "Required", "normal_axis",
+           "num_merged_axes", "axes_of"]
 
 TABLE: dict[str, Op] = {}
+#: MXNet runs some operators on float32 arrays of fewer axes, or as many, by oneDNN; which differs at NaN and infinities
+FEW_AXES = 5
 
 
 class Required:
@@ -48,6 +50,8 @@ class Op:
     max_axes: int | None = None
     #: the same, where neighbours along which the same operands and results are 1 count as one axis
     max_merged_axes: int | None = None
+    #: value and gradient are MXNet's on integers too
+    integers = True
 
     def __init__(self, name: str):
         self.name = name
@@ -65,6 +69,11 @@ class Op:
             if value is Required:
                 raise ProgramError(f"{self.name}: attribute {key!r} is missing")
         return full
+
+    def why_apart(self, specs: Sequence[Spec]) -> str:
+        """Why MXNet must compute a call on such operands by itself; empty if it need not."""
+        own = not self.integers and not specs[0].is_float
+        return f"{self.name}: the arithmetic of {specs[0].dtype} is MXNet's own" if own else ""
 
     def infer(self, a: dict[str, Any], *specs: Spec) -> list[tuple[tuple[int, ...], str]]:
         raise NotImplementedError(self.name)
@@ -126,9 +135,8 @@ def _widest(shapes: Sequence[tuple[int, ...]]) -> int:
 
 
 def num_merged_axes(shapes: Sequence[tuple[int, ...]]) -> int:
-    """How many axes are left of shapes of one length when neighbours that are alike are one; an axis of 1 is none."""
-    patterns = [[n == 1 for n in sizes] for sizes in zip(*shapes)]
-    return sum(1 for _ in itertools.groupby(ones for ones in patterns if not all(ones)))
+    """How many axes shapes of one length have when neighbours along which the same ones are broadcast are one."""
+    return sum(1 for _ in itertools.groupby(zip(*shapes), lambda sizes: [n < max(sizes) for n in sizes]))
 
 
 class Composite(Op):
@@ -204,6 +212,9 @@ class Builder:
         tape they get a gradient of zero.
         """
         op, first = lookup(name, self.origin), len(self.program.instrs)
+        apart = op.why_apart([self.specs[x] for x in xs])
+        if apart:
+            raise ProgramError(apart)
         try:
             made = op.build(self, op.normalise(attrs), xs)
             if isinstance(op, Composite):

@@ -42,15 +42,42 @@ class Clip(Op):
         return [(x.shape, x.dtype)]
 
     def grad(self, b, a, xs, ys, dys):
-        inside = b.mul(b.emit("_greater_equal_scalar", xs[0], scalar=a["a_min"]),
-                       b.emit("_lesser_equal_scalar", xs[0], scalar=a["a_max"]))
-        return [b.mul(dys[0], inside)]
+        low, high, dtype = a["a_min"], a["a_max"], np.dtype(b.specs[xs[0]].dtype)
+        if dtype.kind in "iu":          # MXNet compares with the bounds themselves, not with what is left of them
+            low, high = max(math.ceil(low), np.iinfo(dtype).min), min(math.floor(high), np.iinfo(dtype).max)
+        return [b.emit("clip_grad", dys[0], xs[0], a_min=low, a_max=high)]
 
     def numpy(self, a, x):
         return np.clip(x, a["a_min"], a["a_max"]).astype(x.dtype)
 
 
+class ClipGrad(Op):
+    """dy, but 0 where x is outside: whatever dy is there. NaN is not outside."""
+
+    attrs = Clip.attrs
+
+    def infer(self, a, dy, x):
+        return [(x.shape, x.dtype)]
+
+    def rows(self, e, a, *xs):
+        return e.emit(self.name, *[x.stack(xs) for x in xs], **a)
+
+    def numpy(self, a, dy, x):
+        return np.where((x < a["a_min"]) | (x > a["a_max"]), x.dtype.type(0), dy)
+
+    def mxnet(self, F, a, dy, x):
+        below = F._internal._lesser_scalar(x, scalar=a["a_min"])
+        above = F._internal._greater_scalar(x, scalar=a["a_max"])
+        return F.where(F.elemwise_add(below, above), F.zeros_like(dy), dy)
+
+
 register(Clip("clip"))
+register(ClipGrad("clip_grad"))
+
+
+def _is_on_integers(name):
+    """Whether an op of two operands is on integers what it is on numbers: quotients and powers are not."""
+    return not any(part in name for part in ("broadcast_div", "rdiv", "broadcast_power", "rpower", "hypot", "smooth"))
 
 
 # ---- with a scalar ---------------------------------------------------------------------------
@@ -65,7 +92,12 @@ class Scalar(Op):
 
     def __init__(self, name, body, grad_rule=None):
         super().__init__(name)
-        self.body, self.grad_rule = body, grad_rule
+        self.body, self.grad_rule, self.integers = body, grad_rule, _is_on_integers(name)
+
+    def build(self, b, a, xs):
+        if self.name == "_power_scalar" and not b.specs[xs[0]].is_float and a["scalar"] not in range(1, 64):
+            raise ProgramError(f"{self.name}: such a power of {b.specs[xs[0]].dtype} is MXNet's own")
+        return super().build(b, a, xs)
 
     def infer(self, a, x):
         return [(x.shape, x.dtype)]
@@ -84,6 +116,8 @@ def _with(op):
 
 
 def _power_grad(b, s, x, y, dy):
+    if s == 1:
+        return dy
     return b.mul(dy, b.scale(b.emit("_power_scalar", x, scalar=s - 1), s))
 
 
@@ -95,7 +129,9 @@ def _rdiv_grad(b, s, x, y, dy):
     return b.mul(dy, b.scale(b.emit("reciprocal", b.emit("square", x)), -s))
 
 
-def _rmod_grad(b, s, x, y, dy):     # d(s mod x)/dx = -floor(s / x)
+def _rmod_grad(b, s, x, y, dy):     # d(s mod x)/dx = -floor(s / x), on integers 0
+    if not b.specs[x].is_float:
+        return b.emit("zeros_like", dy)
     return b.mul(dy, b.emit("negative", b.emit("floor", b.emit("_rdiv_scalar", x, scalar=s))))
 
 
@@ -119,7 +155,7 @@ _SCALAR = [
     ("_mul_scalar", np.multiply, lambda b, s, x, y, dy: b.scale(dy, s)),
     ("_div_scalar", np.divide, lambda b, s, x, y, dy: b.emit("_div_scalar", dy, scalar=s)),
     ("_rdiv_scalar", lambda x, s: s / x, _rdiv_grad),
-    ("_mod_scalar", _mod, lambda b, s, x, y, dy: dy),
+    ("_mod_scalar", _mod, lambda b, s, x, y, dy: dy if b.specs[x].is_float else b.emit("zeros_like", dy)),
     ("_rmod_scalar", lambda x, s: _mod(s, x), _rmod_grad),
     ("_power_scalar", np.power, _power_grad),
     ("_rpower_scalar", lambda x, s: np.power(s, x), _rpower_grad),
@@ -158,7 +194,7 @@ class Binary(Op):
 
     def __init__(self, name, body, grad_rule=None):
         super().__init__(name)
-        self.body, self.grad_rule = body, grad_rule
+        self.body, self.grad_rule, self.integers = body, grad_rule, _is_on_integers(name)
 
     def build(self, b, a, xs):
         # axes line up from the right; with equal counts a row axis may stand before them
@@ -182,11 +218,12 @@ class Binary(Op):
 
 
 def _div_rule(b, x, y, z, dz):
-    dx = b.div(dz, y)
-    return dx, b.emit("negative", b.mul(dx, z))
+    return b.mul(dz, b.emit("reciprocal", y)), b.mul(dz, b.div(b.emit("negative", x), b.emit("square", y)))
 
 
 def _mod_rule(b, x, y, z, dz):
+    if not b.specs[x].is_float:
+        return (b.emit("zeros_like", dz),) * 2
     return dz, b.mul(dz, b.emit("negative", b.emit("floor", b.div(x, y))))
 
 

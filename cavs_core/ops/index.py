@@ -23,6 +23,10 @@ def _clipped(b, index, size, mode):
 class Lookup(Op):
     """Rows of `table` (size, *rest) at `index` (any shape), all in range."""
 
+    def why_apart(self, specs):
+        small = specs[0].dtype in ("int8", "uint8")
+        return f"{self.name}: MXNet cannot add up rows of {specs[0].dtype}" if small else ""
+
     def infer(self, a, table, index):
         return [(index.shape + table.shape[1:], table.dtype)]
 
@@ -73,11 +77,16 @@ class ScatterRows(Op):
 
     def rows(self, e, a, index, values):
         # a table per row: ones at the index, times the values
-        rest, count = a["rest"], int(np.prod(index.shape))
+        rest, count, dtype = a["rest"], int(np.prod(index.shape)), values.spec.dtype
+        product = dtype if dtype in ("float32", "float64") else "float32" if dtype == "float16" else "float64"
         hot = e.emit("one_hot", e.emit("Reshape", index.stack([values]), shape=(-1, count)),
-                     depth=a["size"], on_value=1.0, off_value=0.0, dtype=values.spec.dtype)
+                     depth=a["size"], on_value=1.0, off_value=0.0, dtype=product)
         flat = e.emit("Reshape", values.stack([index]), shape=(-1, count, int(np.prod(rest))))
+        if product != dtype:            # MXNet has no products of it
+            flat = e.emit("Cast", flat, dtype=product)
         table = e.emit("batch_matmul", hot, flat, transpose_a=True, transpose_b=False)
+        if product != dtype:
+            table = e.emit("Cast", table, dtype=dtype)
         return e.emit("Reshape", table, shape=(-1, a["size"], *rest))
 
     def can_sum_rows(self, specs):
@@ -183,7 +192,8 @@ class Pick(Op):
         elif axis != len(shape) - 1:
             last = len(shape) - 1
             hot = b.emit("transpose", hot, axes=(*range(axis), last, *range(axis, last)))
-        return [b.mul(hot, dys[0]), None]
+        dy = b.emit("broadcast_to", dys[0], shape=shape)        # (a product would make NaN of 0 and infinity)
+        return [b.emit("select", hot, dy, b.emit("zeros_like", dy)), None]
 
     def numpy(self, a, x, index):
         return np.take_along_axis(x, index.astype(np.int64), axis=a["axis"])

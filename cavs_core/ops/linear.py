@@ -19,6 +19,7 @@ class Matmul(Op):
     """
 
     attrs = {"transpose_a": False, "transpose_b": False}
+    integers = False
 
     def infer(self, a, x, y):
         (*lead, m, k), (*lead_y, k_y, n) = _matrix(x.shape, a["transpose_a"]), _matrix(y.shape, a["transpose_b"])

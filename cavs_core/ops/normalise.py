@@ -6,7 +6,7 @@ import numpy as np
 
 from ..errors import ProgramError
 from ..program import SHARED
-from .base import Composite, Op, normal_axis, register
+from .base import TABLE, Composite, Op, normal_axis, register
 
 
 def _standardise(b, x, axes, eps):
@@ -23,6 +23,7 @@ def _along(b, x, ndim, axis):
 
 
 class LayerNorm(Composite):
+    integers = False
     attrs = {"axis": -1, "eps": 1e-5, "output_mean_var": False}
 
     def expand(self, b, a, x, gamma, beta):
@@ -35,6 +36,7 @@ class LayerNorm(Composite):
 
 
 class BatchNorm(Composite):
+    integers = False
     """With the running statistics. Those of a batch couple the samples: they have no program."""
 
     attrs = {"eps": 1e-3, "fix_gamma": True, "use_global_stats": False, "output_mean_var": False, "axis": 1,
@@ -55,6 +57,7 @@ class BatchNorm(Composite):
 
 
 class InstanceNorm(Composite):
+    integers = False
     attrs = {"eps": 1e-3}
 
     def expand(self, b, a, x, gamma, beta):
@@ -66,6 +69,7 @@ class InstanceNorm(Composite):
 
 
 class GroupNorm(Composite):
+    integers = False
     attrs = {"num_groups": 1, "eps": 1e-5, "output_mean_var": False}
 
     def expand(self, b, a, x, gamma, beta):
@@ -79,6 +83,7 @@ class GroupNorm(Composite):
 
 
 class L2Normalization(Composite):
+    integers = False
     attrs = {"eps": 1e-10, "mode": "instance"}
 
     def expand(self, b, a, x):
@@ -95,32 +100,37 @@ class L2Normalization(Composite):
 class SoftmaxLoss(Op):
     """softmax along axis 1; the gradient is (softmax - target) * weight, whatever comes from above."""
 
+    attrs = {"fast": False}             # see SoftmaxOp
+
     def infer(self, a, x, target, weight):
         return [(x.shape, x.dtype)]
 
     def splits_rows(self, a, specs, split):
-        return a["axis"] != 0 and all(split)
+        return all(split)
 
     def rows(self, e, a, x, target, weight):
-        return e.emit("softmax_plain", x.stack([target, weight]), axis=2)
+        return e.emit("softmax_plain", x.stack([target, weight]), axis=2, temperature=1.0, fast=a["fast"])
 
     def grad(self, b, a, xs, ys, dys):
         return [b.mul(b.sub(ys[0], xs[1]), xs[2]), None, None]
 
     def numpy(self, a, x, target, weight):
-        e = np.exp(x - x.max(axis=1, keepdims=True))
-        return e / e.sum(axis=1, keepdims=True)
+        return TABLE["softmax_plain"].numpy({"axis": 1, "temperature": 1.0, **a}, x)
 
     def mxnet(self, F, a, x, target, weight):
-        return F.softmax(x, axis=1)
+        return TABLE["softmax_plain"].mxnet(F, {"axis": 1, "temperature": 1.0, **a}, x)
 
 
 class SoftmaxOutput(Composite):
     attrs = {"grad_scale": 1.0, "ignore_label": -1.0, "multi_output": False, "use_ignore": False,
-             "preserve_shape": False, "normalization": "null", "out_grad": False, "smooth_alpha": 0.0}
+             "preserve_shape": False, "normalization": "null", "out_grad": False, "smooth_alpha": 0.0,
+             "training": False}
+    integers = False
 
     def expand(self, b, a, x, label):
         shape = b.shape(x)
+        fast = (b.specs[x].dtype == "float32" and len(shape) == 2
+                and not (a["training"] or a["multi_output"] or a["preserve_shape"]))
         if a["out_grad"] or len(shape) < 2:
             raise ProgramError(f"SoftmaxOutput: shape {shape} with out_grad={a['out_grad']} is not supported; "
                                "use softmax and a loss")
@@ -136,7 +146,7 @@ class SoftmaxOutput(Composite):
         x = b.reshape(x, view)
         if b.specs[label].kind == SHARED:   # every row adds its gradient, though all rows are the same
             x = b.per_row(x)
-        return b.reshape(b.emit("softmax_loss", x, target, weight), shape)
+        return b.reshape(b.emit("softmax_loss", x, target, weight, fast=fast), shape)
 
     @staticmethod
     def _view(a, shape):

@@ -33,6 +33,7 @@ class Dropout(Composite):
 
     attrs = {"p": 0.5, "mode": "training", "axes": (), "training": False}
     ignored = ("cudnn_off",)
+    integers = False
 
     def expand(self, b, a, x):
         p, shape = a["p"], b.shape(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import ProgramError
-from .base import Composite, Op, Required, axes_of, normal_axis, register
+from .base import FEW_AXES, Composite, Op, Required, axes_of, normal_axis, register
 
 
 class Reduce(Op):
@@ -55,6 +55,8 @@ class ReduceExtreme(Reduce):
 
 
 class ReduceProd(Reduce):
+    integers = False
+
     def grad(self, b, a, xs, ys, dys):
         return [b.mul(b.div(ys[0], xs[0]), dys[0])]
 
@@ -89,12 +91,15 @@ class Reduction(Composite):
 
 
 class Mean(Reduction):
+    integers = False
+
     def reduce(self, b, a, x, axes):
         count = int(np.prod([b.shape(x)[i] for i in axes]))
         return b.scale(b.emit("reduce_sum", x, axis=axes), 1.0 / count)
 
 
 class Norm(Reduction):
+    integers = False
     attrs = {"ord": 2, "axis": None, "keepdims": False, "out_dtype": None}
 
     def reduce(self, b, a, x, axes):
@@ -106,13 +111,21 @@ class Norm(Reduction):
 
 
 class L2Norm(Reduce):
-    """sqrt(sum x^2); written out so that its gradient is x / norm."""
+    """sqrt(sum x^2), which overflows only where the result does."""
 
     def grad(self, b, a, xs, ys, dys):
         return [b.mul(b.div(xs[0], ys[0]), dys[0])]
 
+    def numpy(self, a, x):
+        with np.errstate(all="ignore"):
+            top = np.max(np.abs(x), axis=a["axis"], keepdims=True)
+            norm = top * np.sqrt(np.sum(np.square(x / top), axis=a["axis"], keepdims=True))
+        return np.where((top == 0) | np.isinf(top), top, norm)
+
     def mxnet(self, F, a, x):
-        return F.sqrt(F.sum(F.square(x), axis=a["axis"], keepdims=True))
+        if len(a["axis"]) > 2:
+            return F.sqrt(F.sum(F.square(x), axis=a["axis"], keepdims=True))
+        return F.BlockGrad(F.norm(x, ord=2, axis=a["axis"], keepdims=True))
 
 
 register(Reduction("sum"), "sum_axis")
@@ -121,7 +134,7 @@ register(Reduction("max"), "max_axis")
 register(Reduction("min"), "min_axis")
 register(Reduction("prod"))
 register(Norm("norm"))
-register(L2Norm("l2_norm", lambda x, axis, keepdims: np.sqrt(np.sum(x * x, axis=axis, keepdims=keepdims)), "norm"))
+register(L2Norm("l2_norm", None, "norm"))
 
 
 class ArgReduce(Op):
@@ -173,66 +186,104 @@ register(ArgReduction("argmin"))
 
 
 class SoftmaxOp(Op):
-    attrs = {"axis": Required}
+    """`fast`: as oneDNN computes it for MXNet, where e^NaN is infinite; so the infinities of a row are NaN, and all
+    else in it is not. MXNet's own code makes all of the row NaN."""
 
-    def infer(self, a, x):
+    attrs = {"axis": Required, "temperature": 1.0, "fast": False}
+    integers = False
+
+    def infer(self, a, x, *others):
         return [(x.shape, x.dtype)]
 
     def splits_rows(self, a, specs, split):
-        return a["axis"] != 0
+        return a["axis"] != 0 and all(split)
 
-    def rows(self, e, a, x):
-        return e.emit(self.name, x.array, axis=a["axis"] + 1)
+    def rows(self, e, a, *xs):
+        arrays, shape = [x.stack(xs) for x in xs], xs[0].shape
+        if a["fast"] and len(shape) == FEW_AXES - 1:        # one axis more, and MXNet would not call oneDNN
+            arrays = [e.emit("Reshape", x, shape=(-1, *shape[1:])) for x in arrays]
+            return e.emit("Reshape", e.emit(self.name, *arrays, **a), shape=(-1, *shape))
+        return e.emit(self.name, *arrays, **{**a, "axis": a["axis"] + 1})
+
+    @staticmethod
+    def told(a):
+        """The attributes as MXNet's operators take them; oneDNN knows no temperature."""
+        return {"axis": a["axis"]} if a["fast"] else {"axis": a["axis"], "temperature": a["temperature"]}
+
+    @staticmethod
+    def exp(a, x):
+        return np.where(np.isnan(x) & a["fast"], x.dtype.type(np.inf), np.exp(x))
 
 
 class SoftmaxPlain(SoftmaxOp):
     def grad(self, b, a, xs, ys, dys):
         weighted = b.mul(dys[0], ys[0])
-        return [b.sub(weighted, b.mul(ys[0], b.emit("reduce_sum", weighted, axis=(a["axis"],))))]
+        grad = b.sub(weighted, b.mul(ys[0], b.emit("reduce_sum", weighted, axis=(a["axis"],))))
+        return [grad if a["temperature"] == 1 else b.emit("_div_scalar", grad, scalar=a["temperature"])]
 
     def numpy(self, a, x):
-        e = np.exp(x - x.max(axis=a["axis"], keepdims=True))
-        return e / e.sum(axis=a["axis"], keepdims=True)
+        with np.errstate(all="ignore"):
+            e = self.exp(a, (x - x.max(axis=a["axis"], keepdims=True)) / x.dtype.type(a["temperature"]))
+            return e / e.sum(axis=a["axis"], keepdims=True)
 
     def mxnet(self, F, a, x):
-        return F.softmax(x, axis=a["axis"])
+        return F.softmax(x, **self.told(a))
 
 
 class LogSoftmaxPlain(SoftmaxOp):
     def grad(self, b, a, xs, ys, dys):
-        total = b.emit("reduce_sum", dys[0], axis=(a["axis"],))
-        return [b.sub(dys[0], b.mul(b.emit("exp", ys[0]), total))]
+        return [b.emit("log_softmax_grad", dys[0], ys[0], **a)]
 
     def numpy(self, a, x):
-        x = x - x.max(axis=a["axis"], keepdims=True)
-        return x - np.log(np.exp(x).sum(axis=a["axis"], keepdims=True))
+        with np.errstate(all="ignore"):
+            x = (x - x.max(axis=a["axis"], keepdims=True)) / x.dtype.type(a["temperature"])
+            return x - np.log(self.exp(a, x).sum(axis=a["axis"], keepdims=True))
 
     def mxnet(self, F, a, x):
-        return F.log_softmax(x, axis=a["axis"])
+        return F.log_softmax(x, **self.told(a))
+
+
+class LogSoftmaxGrad(SoftmaxOp):
+    """(dy - e^y sum dy) / temperature."""
+
+    def numpy(self, a, dy, y):
+        with np.errstate(all="ignore"):
+            grad = dy - self.exp(a, y) * dy.sum(axis=a["axis"], keepdims=True)
+            return grad / y.dtype.type(a["temperature"])
+
+    def mxnet(self, F, a, dy, y):
+        return F.BlockGrad(F._internal._backward_log_softmax(dy, y, **self.told(a)))
 
 
 class SoftmaxFront(Composite):
     attrs = {"axis": -1, "temperature": None, "dtype": None, "use_length": False}
+    integers = False
 
-    def __init__(self, name, plain, sign=1.0):
+    def __init__(self, name, plain):
         super().__init__(name)
-        self.plain, self.sign = plain, sign
+        self.plain = plain
 
     def expand(self, b, a, x, *length):
         if a["use_length"]:
             raise ProgramError(f"{self.name}: use_length=True is not supported; mask with where() instead")
-        factor = self.sign / (a["temperature"] or 1.0)
-        if factor != 1.0:
-            x = b.scale(x, factor)
-        y = b.emit(self.plain, x, axis=normal_axis(a["axis"], len(b.shape(x))))
-        return y if a["dtype"] in (None, "None") else b.emit("Cast", y, dtype=a["dtype"])
+        shape, cast = b.shape(x), a["dtype"] not in (None, "None")
+        axis = normal_axis(a["axis"], len(shape))
+        fast = (self.name != "softmin" and a["temperature"] is None and not cast and axis == len(shape) - 1
+                and len(shape) < FEW_AXES and b.specs[x].dtype == "float32")
+        if self.name == "softmin":
+            x = b.emit("negative", x)
+        y = b.emit(self.plain, x, axis=axis, temperature=float(a["temperature"] or 1.0), fast=fast)
+        return b.emit("Cast", y, dtype=a["dtype"]) if cast else y
 
 
 class SoftmaxActivation(Composite):
     attrs = {"mode": "instance"}
+    integers = False
 
     def expand(self, b, a, x):
         shape = b.shape(x)
+        if b.specs[x].dtype != "float32":
+            raise ProgramError(f"SoftmaxActivation: {b.specs[x].dtype} is MXNet's to refuse")
         if len(shape) < 2 or (a["mode"] != "channel" and len(shape) > 2):
             # MXNet takes the softmax over all axes then, but the gradient over axis 1
             raise ProgramError(f"SoftmaxActivation: mode {a['mode']!r} is not supported for shape {shape}; use softmax")
@@ -241,7 +292,8 @@ class SoftmaxActivation(Composite):
 
 register(SoftmaxPlain("softmax_plain"))
 register(LogSoftmaxPlain("log_softmax_plain"))
+register(LogSoftmaxGrad("log_softmax_grad"))
 register(SoftmaxFront("softmax", "softmax_plain"))
 register(SoftmaxFront("log_softmax", "log_softmax_plain"))
-register(SoftmaxFront("softmin", "softmax_plain", sign=-1.0))
+register(SoftmaxFront("softmin", "softmax_plain"))
 register(SoftmaxActivation("SoftmaxActivation"))

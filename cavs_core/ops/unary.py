@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from . import special
-from .base import Op, register
+from .base import FEW_AXES, Op, Required, register
 
 
 class Unary(Op):
@@ -17,7 +17,7 @@ class Unary(Op):
 
     def __init__(self, name, body, slope=None):
         super().__init__(name)
-        self.body, self.slope = body, slope
+        self.body, self.slope, self.integers = body, slope, name in _ON_INTEGERS
 
     def infer(self, a, x):
         return [(x.shape, x.dtype)]
@@ -28,6 +28,11 @@ class Unary(Op):
     def numpy(self, a, x):
         with np.errstate(all="ignore"):
             return np.asarray(self.body(x), dtype=x.dtype)
+
+
+#: what MXNet computes on integers as on numbers: by rings, orders and copies
+_ON_INTEGERS = ("relu", "square", "abs", "sign", "logical_not", "zeros_like", "ones_like", "negative", "_copy",
+                "BlockGrad", "make_loss")
 
 
 def _one_minus_square(b, x):        # 1 - x^2
@@ -51,6 +56,10 @@ def _erfinv_slope(b, x, y):
     return b.scale(b.emit("exp", b.emit("square", y)), 1 / _TWO_OVER_SQRT_PI)
 
 
+def _rcbrt_slope(b, x, y):
+    return b.scale(b.emit("reciprocal", b.mul(x, b.emit("cbrt", x))), -1 / 3)
+
+
 def _tan_slope(b, x, y):
     return b.shift(b.emit("square", y), 1.0)
 
@@ -59,7 +68,6 @@ _UNARY = [
     # name, numpy body, slope(b, x, y)
     ("sigmoid", lambda x: 1 / (1 + np.exp(-x)), lambda b, x, y: b.mul(y, b.emit("_rminus_scalar", y, scalar=1.0))),
     ("tanh", np.tanh, lambda b, x, y: _one_minus_square(b, y)),
-    ("relu", lambda x: np.maximum(x, 0), lambda b, x, y: b.emit("_greater_scalar", y, scalar=0.0)),
     ("softsign", lambda x: x / (1 + np.abs(x)),
      lambda b, x, y: b.emit("reciprocal", b.emit("square", b.shift(b.emit("abs", x), 1.0)))),
     ("exp", np.exp, lambda b, x, y: y),
@@ -71,7 +79,7 @@ _UNARY = [
     ("sqrt", np.sqrt, lambda b, x, y: b.scale(b.emit("reciprocal", y), 0.5)),
     ("rsqrt", lambda x: 1 / np.sqrt(x), lambda b, x, y: b.scale(b.div(y, x), -0.5)),
     ("cbrt", np.cbrt, lambda b, x, y: b.scale(b.emit("reciprocal", b.emit("square", y)), 1 / 3)),
-    ("rcbrt", lambda x: 1 / np.cbrt(x), lambda b, x, y: b.scale(b.div(y, x), -1 / 3)),
+    ("rcbrt", lambda x: 1 / np.cbrt(x), _rcbrt_slope),
     ("square", np.square, lambda b, x, y: b.scale(x, 2.0)),
     ("reciprocal", lambda x: 1 / x, lambda b, x, y: b.emit("negative", b.emit("square", y))),
     ("abs", np.abs, lambda b, x, y: b.emit("sign", x)),
@@ -83,14 +91,14 @@ _UNARY = [
     ("arctan", np.arctan, lambda b, x, y: b.emit("reciprocal", b.shift(b.emit("square", x), 1.0))),
     ("sinh", np.sinh, lambda b, x, y: b.emit("cosh", x)),
     ("cosh", np.cosh, lambda b, x, y: b.emit("sinh", x)),
-    ("arcsinh", np.arcsinh, lambda b, x, y: b.emit("rsqrt", b.shift(b.emit("square", x), 1.0))),
+    ("arcsinh", np.arcsinh, lambda b, x, y: b.emit("reciprocal", b.emit("_hypot_scalar", x, scalar=1.0))),
     ("arccosh", np.arccosh, lambda b, x, y: b.emit("rsqrt", b.shift(b.emit("square", x), -1.0))),
     ("arctanh", np.arctanh, lambda b, x, y: b.emit("reciprocal", _one_minus_square(b, x))),
     ("erf", special.erf, _erf_slope),
     ("erfinv", special.erfinv, _erfinv_slope),
     ("gamma", special.gamma, lambda b, x, y: b.mul(y, b.emit("digamma", x))),
     ("gammaln", special.gammaln, lambda b, x, y: b.emit("digamma", x)),
-    ("sign", lambda x: np.nan_to_num(np.sign(x)), None),
+    ("sign", lambda x: np.nan_to_num(np.sign(x)), lambda b, x, y: b.emit("zeros_like", y)),
     ("floor", np.floor, None),
     ("ceil", np.ceil, None),
     ("round", _round, None),
@@ -143,8 +151,103 @@ class _Selu(Unary):
         return F.LeakyReLU(x, act_type="selu")
 
 
+class _Relu(Unary):
+    """A NaN stays, in the value and in the gradient."""
+
+    def grad(self, b, a, xs, ys, dys):
+        return [b.emit("relu_grad", dys[0], ys[0])]
+
+
+class _ReluOrZero(Unary):
+    """The relu of oneDNN: NaN gives 0."""
+
+    def rows(self, e, a, x):
+        if len(x.shape) < FEW_AXES:
+            return super().rows(e, a, x)
+        made = e.emit(self.name, e.emit("Reshape", x.array, shape=(-1, *x.shape[1:])))
+        return e.emit("Reshape", made, shape=(-1, *x.shape))
+
+    def mxnet(self, F, a, x):
+        return F.Activation(x, act_type="relu")
+
+
+class ReluGrad(Op):
+    """dy times the slope at y: 1 above zero, else y, which is 0 or NaN."""
+
+    def infer(self, a, dy, y):
+        return [(y.shape, y.dtype)]
+
+    def rows(self, e, a, *xs):
+        return e.emit(self.name, *[x.stack(xs) for x in xs])
+
+    def numpy(self, a, dy, y):
+        with np.errstate(all="ignore"):
+            return dy * np.where(y > 0, y.dtype.type(1), y)
+
+    def mxnet(self, F, a, dy, y):
+        return F.BlockGrad(F._internal._backward_relu(dy, y))
+
+
+class _Elu(Unary):
+    """alpha (exp(x) - 1) below zero, by MXNet's own code or (`fast`) by oneDNN, which differ at NaN and near zero."""
+
+    attrs = {"slope": 0.25, "fast": False}
+
+    def grad(self, b, a, xs, ys, dys):
+        x, = xs
+        below = b.scale(b.emit("exp", b.emit("_minimum_scalar", x, scalar=0.0)), a["slope"])
+        ones = b.emit("ones_like", x)
+        if a["fast"]:                   # where exp(x) is more than 1 in single precision, and at NaN
+            return [b.mul(dys[0], b.emit("select", b.emit("_lesser_equal_scalar", x, scalar=2.0 ** -24), below, ones))]
+        return [b.mul(dys[0], b.emit("select", b.emit("_greater_scalar", x, scalar=0.0), ones, below))]
+
+    def numpy(self, a, x):
+        with np.errstate(all="ignore"):
+            return np.where(x > 0, x, a["slope"] * np.expm1(np.minimum(x, 0))).astype(x.dtype)
+
+    def mxnet(self, F, a, x):
+        return F.LeakyReLU(x, act_type="elu", slope=a["slope"])
+
+
+class _Gelu(Unary):
+    """x times the normal distribution's share below x; MXNet has it only as a kind of LeakyReLU."""
+
+    def mxnet(self, F, a, x):
+        return F.LeakyReLU(x, act_type="gelu")
+
+
+def _gelu_slope(b, x, y):
+    share = b.scale(b.shift(b.emit("erf", b.scale(x, 1 / math.sqrt(2))), 1.0), 0.5)
+    density = b.scale(b.emit("exp", b.scale(b.emit("square", x), -0.5)), 1 / math.sqrt(2 * math.pi))
+    return b.add(share, b.mul(x, density))
+
+
+class _RreluMean(Unary):
+    """x, below zero times `slope`: rrelu where it draws nothing. MXNet's gradient there is y, and is followed."""
+
+    attrs = {"slope": Required}
+
+    def grad(self, b, a, xs, ys, dys):
+        y, = ys
+        slope = b.emit("select", b.emit("_greater_scalar", y, scalar=0.0), b.emit("ones_like", y), y)
+        return [b.mul(dys[0], slope)]
+
+    def numpy(self, a, x):
+        return np.where(x > 0, x, x * x.dtype.type(a["slope"]))
+
+    def mxnet(self, F, a, x):
+        return F.LeakyReLU(x, act_type="leaky", slope=a["slope"])
+
+
 for _name, _body, _slope in _UNARY:
     register(Unary(_name, _body, _slope))
+register(_Relu("relu", lambda x: np.maximum(x, 0)))
+register(_ReluOrZero("relu_or_zero", lambda x: np.where(x > 0, x, 0),
+                     lambda b, x, y: b.emit("_greater_scalar", y, scalar=0.0)))
+register(ReluGrad("relu_grad"))
+register(_Elu("elu", None))
+register(_Gelu("gelu", lambda x: 0.5 * x * (1 + special.erf(x / math.sqrt(2))), _gelu_slope))
+register(_RreluMean("rrelu_mean", None))
 for _name, _body in (("_copy", lambda x: x), ("negative", np.negative), ("degrees", np.degrees),
                      ("radians", np.radians)):
     register(_Linear(_name, _body))

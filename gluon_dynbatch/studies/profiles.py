@@ -217,9 +217,16 @@ def load_profile(path: _PathLike) -> dict[str, str]:
     It warns of a profile from another version or another machine. A file that has not changed is read once: a scope is
     entered in every step.
     """
-    name = os.fspath(path)
     try:
+        name = os.fsdecode(path)
         state = os.stat(name)
+    except TypeError as error:
+        raise ProfileError(f"profile={path!r}: expected the path of a profile, or None") from error
+    except (OSError, ValueError) as error:      # (ValueError: a name that no file can have)
+        why = getattr(error, "strerror", None) or error
+        raise ProfileError(f"the profile {os.fspath(path)!r} cannot be read ({why}); `dynbatch tune .. --profile PATH` "
+                           "and TuneReport.save write profiles") from error
+    try:
         return dict(_read(name, os.getcwd(), state.st_mtime_ns, state.st_size))
     except OSError as error:
         raise ProfileError(f"the profile {name} cannot be read ({error.strerror}); `dynbatch tune .. --profile {name}` "
@@ -232,7 +239,7 @@ def _read(name: str, folder: str, changed_ns: int, size: int) -> dict[str, str]:
     wanted = "make one with `dynbatch tune .. --profile PATH` or TuneReport.save"
     try:
         profile = json.loads(Path(name).read_text(encoding="utf-8"))
-    except ValueError as error:             # no text, or no JSON
+    except (ValueError, RecursionError) as error:           # no text, or no JSON, or lists in lists without an end
         raise ProfileError(f"{name} is not a profile ({error}); {wanted}") from error
     if not isinstance(profile, dict) or profile.get("kind") != _KIND or not isinstance(profile.get("options"), dict):
         raise ProfileError(f"{name} is not a profile: expected \"kind\": \"{_KIND}\" and \"options\" in it; {wanted}")

@@ -15,7 +15,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +73,10 @@ def tune(fn: Callable[[Any], Any], samples: Sequence[Any], policies: Sequence[st
     >>> print(report)                                                                   # doctest: +SKIP
     >>> report.save("tree.json")                                                        # doctest: +SKIP
     """
+    if not callable(fn):
+        raise TypeError(f"tune: expected a function of one sample, got {fn!r}")
+    if not isinstance(samples, Iterable):
+        raise TypeError(f"tune: expected a list of samples, got {samples!r}")
     samples = list(samples)
     powers = (4 ** k for k in itertools.count())
     sizes = sorted(set(itertools.takewhile(len(samples).__ge__, powers) if batch_sizes is None else batch_sizes))

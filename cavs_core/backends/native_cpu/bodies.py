@@ -68,12 +68,14 @@ def body(*names: str):
 
 _UNARY = [
     ("negative", "(-{0})"), ("abs", "abs({0})"), ("square", "({0} * {0})"), ("relu", "larger({0}, {t}(0))"),
+    ("relu_or_zero", "({0} if {0} > {t}(0) else {t}(0))"),
     ("sign", "({t}({0} > {t}(0)) - {t}({0} < {t}(0)))"), ("logical_not", "{t}({0} == {t}(0))"),
     ("Cast", "{t}({0})"),
 ]
 _UNARY_FLOAT = [
     ("sigmoid", "sigmoid_{t}({0})", 20), ("tanh", "tanh_{t}({0})", 20), ("exp", "exp_{t}({0})", 20),
     ("expm1", "expm1_{t}({0})", 20), ("log", "log_{t}({0})", 20), ("log1p", "log1p_{t}({0})", 30),
+    ("gelu", "({t}(0.5) * {0} * ({t}(1) + erf_{t}({0} * {t}(0.7071067811865476))))", 24),
     ("softrelu", "softrelu_{t}({0})", 50), ("selu", "selu_{t}({0})", 30), ("erf", "erf_{t}({0})", 20),
     ("softsign", "({0} / ({t}(1) + abs({0})))", 4), ("reciprocal", "({t}(1) / {0})", 4),
     ("sqrt", "sqrt({0})", 4), ("rsqrt", "({t}(1) / sqrt({0}))", 8),
@@ -152,6 +154,28 @@ def _smooth_l1(g, a, x):
     bound, shift = constant(1 / (s * s), x.dtype), constant(0.5 / (s * s), x.dtype)
     text = f"(abs({{0}}) - {shift} if abs({{0}}) > {bound} else {{t}}(0.5) * ({{0}} * {{s}}) * ({{0}} * {{s}}))"
     return Pointwise(text, 3, exact=False)(g, a, x)
+
+
+@body("relu_grad")
+def _relu_grad(g, a, dy, y):
+    return Pointwise("({0} * ({t}(1) if {1} > {t}(0) else {1}))")(g, a, dy, y)
+
+
+@body("elu")
+def _elu(g, a, x):
+    low = constant(a["slope"], x.dtype)
+    return Pointwise(f"({{0}} if {{0}} > {{t}}(0) else {low} * expm1_{{t}}(smaller({{0}}, {{t}}(0))))", 24)(g, {}, x)
+
+
+@body("rrelu_mean")
+def _rrelu_mean(g, a, x):
+    return Pointwise(f"({{0}} if {{0}} > {{t}}(0) else {{0}} * {constant(a['slope'], x.dtype)})", 2)(g, {}, x)
+
+
+@body("clip_grad")
+def _clip_grad(g, a, dy, x):
+    low, high = constant(a["a_min"], x.dtype), constant(a["a_max"], x.dtype)
+    return Pointwise(f"({{t}}(0) if ({{1}} < {low}) | ({{1}} > {high}) else {{0}})", 2)(g, {}, dy, x)
 
 
 @body("clip")
@@ -253,7 +277,14 @@ for _kind in ("sum", "max", "min", "prod"):
 
 @body("l2_norm")
 def _l2_norm(g, a, x):
-    return _call(g, "sqrt", g.reduce("sum", _call(g, "square", x), a["axis"]))
+    """Added up in double precision; what may overflow there is divided by the largest number first."""
+    if x.dtype == "float32":
+        squares = g.point("(float64({0}) * float64({0}))", "float64", [x], 2)
+        return g.point("float32(sqrt({0}))", "float32", [g.reduce("sum", squares, a["axis"])], 4)
+    top = g.reduce("max", _call(g, "abs", x), a["axis"])
+    total = g.reduce("sum", _call(g, "square", _call(g, "broadcast_div", x, top)), a["axis"])
+    text = "({0} if ({0} == {t}(0)) | ({0} == {t}(inf)) else {0} * sqrt({1}))"
+    return Pointwise(text, 4)(g, {}, top, total)
 
 
 @body("reduce_argmax")
@@ -273,21 +304,40 @@ def _call(g, op, *xs):
     return BODIES[op](g, {}, *xs)
 
 
+def _below_the_top(g, a, x):
+    """How far the elements of a softmax are below the largest; what is too far to be told is -inf."""
+    z = _call(g, "broadcast_sub", x, g.reduce("max", x, (a["axis"],)))
+    return z if a["temperature"] == 1 else Pointwise("({0} * {s})")(g, {"scalar": 1 / a["temperature"]}, z)
+
+
+def _softmax_exp(g, a, x):
+    """e^x, in float32 with e^NaN = inf where oneDNN has it so (which vectors of doubles never do)."""
+    return Pointwise("exp_or_inf_{t}({0})" if a["fast"] else "exp_{t}({0})", 20)(g, {}, x)
+
+
 @body("softmax_plain")
 def _softmax(g, a, x):
-    e = _call(g, "exp", _call(g, "broadcast_sub", x, g.reduce("max", x, (a["axis"],))))
+    e = _softmax_exp(g, a, _below_the_top(g, a, x))
     return _call(g, "broadcast_div", e, g.reduce("sum", e, (a["axis"],)))
 
 
 @body("softmax_loss")
 def _softmax_loss(g, a, x, target, weight):
-    return _softmax(g, {"axis": 1}, x)
+    return _softmax(g, {"axis": 1, "temperature": 1.0, "fast": a["fast"]}, x)
 
 
 @body("log_softmax_plain")
 def _log_softmax(g, a, x):
-    z = _call(g, "broadcast_sub", x, g.reduce("max", x, (a["axis"],)))
-    return _call(g, "broadcast_sub", z, _call(g, "log", g.reduce("sum", _call(g, "exp", z), (a["axis"],))))
+    z = _below_the_top(g, a, x)
+    total = g.reduce("sum", _softmax_exp(g, a, z), (a["axis"],))
+    return _call(g, "broadcast_sub", z, _call(g, "log", total))
+
+
+@body("log_softmax_grad")
+def _log_softmax_grad(g, a, dy, y):
+    share = _call(g, "broadcast_mul", _softmax_exp(g, a, y), g.reduce("sum", dy, (a["axis"],)))
+    grad = _call(g, "broadcast_sub", dy, share)
+    return grad if a["temperature"] == 1 else Pointwise("({0} * {s})")(g, {"scalar": 1 / a["temperature"]}, grad)
 
 
 # ---- looking up, products --------------------------------------------------------------------------------------------
@@ -349,14 +399,21 @@ def _matmul(g, a, x, y):
     return g.reshape(g.reduce("sum", wide, (axis,)), out)
 
 
-def unsupported(op: str, dtypes: Sequence[str]) -> str | None:
-    """Why an op has no native body for operands of these dtypes; None if it has one."""
+def unsupported(op: str, a: dict[str, Any], dtypes: Sequence[str]) -> str | None:
+    """Why an op has no native body for these attributes and operands of these dtypes; None if it has one."""
     if op not in BODIES:
         return f"`{op}` has no native body"
     for dtype in dtypes:
         if dtype not in DTYPES:
             return f"`{op}`: dtype {dtype} has no native kernels"
-        integer_power = "power" in op and not dtype.startswith("float")
-        if integer_power:
-            return f"`{op}` of {dtype} has no native body"
+        if not dtype.startswith("float") and op != "one_hot":
+            made = BODIES[op]
+            numbers = [a[name] for name in _NUMBERS if name in a]
+            if isinstance(made, Pointwise) and not made.exact or op in ("_power_scalar", "smooth_l1"):
+                return f"`{op}` of {dtype} has no native body"
+            if any(x != int(x) or not np.iinfo(dtype).min <= x <= np.iinfo(dtype).max for x in numbers):
+                return f"`{op}` of {dtype} with a number that is none has no native body"
     return None
+
+
+_NUMBERS = ("scalar", "a_min", "a_max")

@@ -33,7 +33,7 @@ _GATHERED = (ir.TAKE, *_HELPERS)
 
 def supports(op_name: str, attrs: dict[str, Any], specs: Sequence[Spec]) -> str | None:
     """Why an op has no native body for these operands (and results); None if it has one."""
-    return unsupported(op_name, [s.dtype for s in specs] + ([attrs["dtype"]] if "dtype" in attrs else []))
+    return unsupported(op_name, attrs, [s.dtype for s in specs] + ([attrs["dtype"]] if "dtype" in attrs else []))
 
 
 def source_of(kernel: Kernel) -> str:

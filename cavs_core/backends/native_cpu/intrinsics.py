@@ -84,7 +84,7 @@ def atomic_store(typingctx, address, value):
 def as_element(typingctx, pointer, value):
     """An integer as a number of the pointer's dtype."""
     def codegen(context, builder, signature, values):
-        return builder.sitofp(values[1], context.get_value_type(pointer.dtype))
+        return context.cast(builder, values[1], types.int64, pointer.dtype)
 
     return pointer.dtype(pointer, types.int64), codegen
 

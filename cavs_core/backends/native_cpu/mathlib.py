@@ -105,6 +105,11 @@ def _common(dtype, exp_part, log_part, ln2, low, high, large, scale_power):
         return (two + two * p) * s
 
     @_define
+    def exp_or_inf(x):
+        """inf where x is nan."""
+        return exp(x if x < high else high)
+
+    @_define
     def expm1(x):
         p, s = split(x)
         many, few = (two + two * p) * s, two * p * s + (two * s - one)
@@ -145,8 +150,8 @@ def _common(dtype, exp_part, log_part, ln2, low, high, large, scale_power):
         below = selu_alpha * expm1(zero if x > zero else x)
         return selu_scale * (x if x > zero else below)
 
-    return {"exp": exp, "expm1": expm1, "log": log, "log1p": log1p, "sigmoid": sigmoid, "softrelu": softrelu,
-            "selu": selu}
+    return {"exp": exp, "exp_or_inf": exp_or_inf, "expm1": expm1, "log": log, "log1p": log1p, "sigmoid": sigmoid,
+            "softrelu": softrelu, "selu": selu}
 
 
 def _single():

@@ -30,7 +30,7 @@ KERNEL, PRODUCT, SUM_PRODUCT, COLUMN_SUM, SCATTER_ADD, FILL, PACK = range(7)
 ROWS, EDGES, ONCE = range(3)
 
 LINE = 64           # bytes of a cache line
-_BYTES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8}
+_BYTES = {"float32": 4, "float64": 8, "int8": 1, "uint8": 1, "int32": 4, "int64": 8}
 
 
 def launch(op_begin: int, op_end: int, start: int, stop: int, edge_start: int = 0, edge_stop: int = 0,

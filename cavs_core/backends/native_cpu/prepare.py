@@ -8,6 +8,7 @@ from typing import Any
 
 from ...layout import ClassLayout, Layout
 from ...plan import ClassPlan
+from ...program import Instr
 from . import codegen, kernel_cache
 from .ir import KernelOp
 from .lower import lower_class
@@ -79,15 +80,24 @@ def why_not(plan: ClassPlan) -> str:
     """Why a class cannot run natively; empty if it can."""
     if "native reason" not in plan.compiled:
         phases = [plan.forward] + ([plan.backward] if plan.backward is not None else [])
+        instrs = [instr for p in phases for step in (*p.eager, *p.critical, *p.lazy) for instr in step.instrs]
         reasons = (codegen.supports(instr.op, dict(instr.attrs),
                                     [plan.specs[v] for v in (*instr.inputs, *instr.outputs)])
-                   for p in phases for step in (*p.eager, *p.critical, *p.lazy) for instr in step.instrs
-                   if instr.op not in _NOT_IN_KERNELS)
-        plan.compiled["native reason"] = next((r for r in reasons if r), "")
+                   for instr in instrs if instr.op not in _NOT_IN_KERNELS)
+        plan.compiled["native reason"] = _sums_of_integers(plan, instrs) or next((r for r in reasons if r), "")
     return plan.compiled["native reason"]
 
 
-_NOT_IN_KERNELS = ("spread", "child_sum", "child_max", "stack_rows", "sum_rows", "uniform_like")
+def _sums_of_integers(plan: ClassPlan, instrs: Sequence[Instr]) -> str:
+    """Why the sums over rows of a class cannot run natively: gradients, and what is added up over children."""
+    summed = [v for instr in instrs if instr.op in _SUMS for v in instr.inputs]
+    grads = [*plan.backward_inputs, *(v for values in plan.grads.values() for v in values)]
+    found = next((plan.specs[v].dtype for v in (*grads, *summed) if not plan.specs[v].is_float), "")
+    return f"sums over rows of {found} have no native kernels" if found else ""
+
+
+_SUMS = ("child_sum", "child_max", "sum_rows")
+_NOT_IN_KERNELS = ("spread", *_SUMS, "stack_rows", "uniform_like")
 
 
 def are_ready(plans: Iterable[ClassPlan], layout: Layout) -> bool:

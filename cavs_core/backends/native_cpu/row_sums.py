@@ -28,6 +28,7 @@ def add_equal_rows(parts: Sequence[tuple[Any, Any]], size: int, make: Any) -> An
     int64 array, the numbers that occur, ascending; None if nothing was added up
     """
     numbers = [np.ravel(n) for n, _ in parts]
+    numbers = [n.astype(np.float32) if n.dtype == np.float16 else n for n in numbers]   # compiled code has no halves
     marks = np.zeros(-(-size // 8), np.int64)
     block = ARENA.take(4 * size)                # memory that nobody has touched yet is slow
     try:

@@ -1,6 +1,5 @@
 """A slice of the fuzzer's cases, the same every time; and the fuzzer itself finds planted bugs, made small."""
 
-import contextlib
 import os
 import pathlib
 import subprocess
@@ -12,14 +11,12 @@ import pytest
 
 from cavs_core.ops import TABLE
 
-from . import oracle
 from .families import FAMILIES, NOT_YET
-from .notes import observe
 from .operators import OWN
-from .oracle import Case, compare, differences_of, manner_of
+from .oracle import Case, compare, differences_of, doubtful, manner_of, write_program
 from .shapes import DRAWN
 from .shrink import pasted, shrink
-from .writer import make_data
+from .values import Draw
 
 HELD = [family for family in FAMILIES if family not in NOT_YET]
 
@@ -49,13 +46,7 @@ def fuzz(*words):
 
 @pytest.mark.parametrize(
     "face, backend, seed, count",
-    [
-        ("gluon", "mxnet", 110, 60),
-        ("gluon", "mxnet", 170, 50),
-        ("cavs", "mxnet", 0, 100),
-        ("cavs", "native", 1000, 3),
-        ("gluon", "native", 1000, 2),
-    ],
+    [("gluon", "mxnet", 110, 60), ("cavs", "mxnet", 0, 70), ("cavs", "native", 1000, 1), ("gluon", "native", 1000, 1)],
 )
 def test_random_programs_do_what_the_loop_does(face, backend, seed, count):
     code, text = fuzz("--face", face, "--backend", backend, "--seed", str(seed), "--count", str(count))
@@ -71,14 +62,15 @@ def test_every_operator_of_the_table_is_drawn():
 
 
 def test_a_case_is_known_by_its_number():
-    first, again = Case(3), Case(3)
+    first, again = Case(3, "cavs"), Case(3, "cavs")
     assert first.source == again.source and first.options == again.options
-    assert Case(4).source != first.source
+    assert write_program("gluon", Draw(4), set(HELD)) == write_program("gluon", Draw(4), set(HELD))
+    assert write_program("gluon", Draw(5), set(HELD)) != write_program("gluon", Draw(4), set(HELD))
 
 
 def test_families_that_are_left_out_are_not_drawn():
     without = [family for family in FAMILIES if family not in ("vertices", "pause", "flushes", "detach")]
-    text = "".join(Case(seed, families=without).source for seed in range(25))
+    text = "".join(write_program("gluon", Draw(seed), set(without)) for seed in range(25))
     assert not any(
         word in text for word in ("@gdb.vertex\n    def", "autograd.pause", "gdb.flush", "BlockGrad", "detach")
     )
@@ -104,72 +96,85 @@ def test_an_error_must_be_raised_both_ways():
     assert compare(error, {})[0][0] == compare({}, error)[0][0] == "error"
 
 
-ILL = """def program(scope, data, note):
-    x = data([1.0, 3.0], 'float32')
-    x.attach_grad()
-    with autograd.record():
-        with scope():
-            y = {}
-    note.hold('y', y)
-"""
-
-
-def test_what_rounding_decides_is_no_difference(monkeypatch):
-    """The difference of two nearly equal numbers is made of rounding: only an exact one counts."""
-    wrong = {"_minus_scalar": lambda self, F, a, x: F._internal._minus_scalar(x, scalar=a["scalar"]) + 0.03}
-    for number, differs in ((1e6, False), (1.0, True)):
-        source = ILL.format(f"((x + {number}) - {number}) * 10")
-        loop = observe(oracle.compiled(source), contextlib.nullcontext, make_data)
-        monkeypatch.setattr(type(TABLE["_minus_scalar"]), "mxnet", wrong["_minus_scalar"])
-        assert bool(differences_of(source, {"backend": "mxnet", "granularity": "op"}, loop)) == differs
-        monkeypatch.undo()
+def test_what_rounding_decides_is_no_difference():
+    """Where the loop itself moves as much when its data is off by rounding, nothing was decided."""
+    want, got = np.array([1.0, 5.0], "float32"), np.array([1.2, 5.0], "float32")
+    difference = ("value", "v", want, got)
+    assert doubtful(difference, [{"v": np.array([1.15, 5.0], "float32")}])
+    assert not doubtful(difference, [{"v": np.array([1.0, 5.1], "float32")}])
+    assert not doubtful(difference, [{"v": want}])
 
 
 # ---- planted bugs ----------------------------------------------------------------------------
 
 
-def first_difference(monkeypatch, seeds, families=HELD, face="gluon"):
+def first_difference(seeds, wanted):
+    """The first case of the Cavs face that finds it: of 50 Gluon programs one makes MXNet end the process."""
     for seed in seeds:
-        case = Case(seed, face, "mxnet", families)
-        found = case.run()
+        case = Case(seed, "cavs", "mxnet", HELD)
+        found = [d for d in case.run() if wanted in case.source]
         if found:
             return case, found[0]
     raise AssertionError("no case found the planted bug")
 
 
-def made_small(case, found):
-    source, options = shrink(case.source, case.options, found, case.differences, seconds=20.0)
-    again = case.differences(source, options)
-    assert manner_of(found) in [manner_of(d) for d in again]
-    return source, options
-
-
-def test_a_wrong_gradient_rule_is_found_and_made_small(monkeypatch):
-    monkeypatch.setattr(TABLE["tanh"], "grad", lambda b, a, xs, ys, dys: [dys[0]])
-    source, options = made_small(*first_difference(monkeypatch, range(200)))
-    assert "tanh" in source
-    assert len(source.splitlines()) <= 25, source
-
-
-def test_a_wrong_value_is_found(monkeypatch):
-    monkeypatch.setattr(
-        type(TABLE["clip"]), "mxnet", lambda self, F, a, x: F.clip(x, a_min=a["a_min"], a_max=a["a_max"] + 0.1)
-    )
-    source, options = made_small(*first_difference(monkeypatch, range(400)))
-    assert "clip" in source
-
-
-def test_a_bug_in_the_cavs_face_is_found(monkeypatch):
-    monkeypatch.setattr(TABLE["child_sum"], "grad", lambda b, a, xs, ys, dys: [b.scale(b.emit("spread", dys[0]), 2.0)])
-    case, found = first_difference(monkeypatch, range(200), face="cavs")
+def test_a_wrong_gradient_rule_is_found(monkeypatch):
+    monkeypatch.setattr(TABLE["sigmoid"], "grad", lambda b, a, xs, ys, dys: [dys[0]])
+    case, found = first_difference(range(100), "sigmoid")
     assert "grad" in found[0]
+
+
+def test_a_bug_in_sums_over_children_is_found(monkeypatch):
+    monkeypatch.setattr(TABLE["child_sum"], "grad", lambda b, a, xs, ys, dys: [b.scale(b.emit("spread", dys[0]), 2.0)])
+    case, found = first_difference(range(100), ".sum()")
+    assert "grad" in found[0]
+
+
+# Its shapes and its operator are its own: the library remembers what it made of a planted bug.
+LONG = """def program(scope, data, note):
+    x1 = data([[0.5, -1.0, 0.3, 0.2, 0.6, -0.4, 0.8]], 'float32')
+    x1.attach_grad('write')
+    x1.grad[:] = 7
+    x2 = data([[0.1, 0.7, 0.9, 0.4, 0.2, -0.3, 1.1]], 'float32')
+    x2.attach_grad('add')
+    def f3(F, a4, a5):
+        v6 = F.broadcast_mul(a4, a5)
+        v7 = F.arctan(v6)
+        v8 = F.sigmoid(v6 * 2.0)
+        return v7 + v8
+    def sample9(s10, s11):
+        v12 = f3(nd, s10, s11)
+        v13 = f3(nd, v12, s10)
+        with autograd.pause():
+            v14 = nd.softmax(v13)
+        v15 = v13[0:1]
+        return (v13 * v13).sum() + v15.mean(), [v12, v14]
+    for step in range(2):
+        with autograd.record():
+            with scope():
+                l0, held0 = sample9(x1, x2)
+                l1, held1 = sample9(x2, x1)
+                note.hold('held', *held0, *held1)
+                gdb.flush()
+        autograd.backward([l0, l1])
+        note.grads('step', {'x1': x1, 'x2': x2})
+"""
+OPTIONS = {"backend": "mxnet", "policy": "cost", "granularity": "graph", "max_pending": 5, "drop_repeats": False}
+
+
+def test_a_program_that_differs_is_made_small(monkeypatch):
+    monkeypatch.setattr(TABLE["arctan"], "grad", lambda b, a, xs, ys, dys: [dys[0]])
+    found = differences_of(LONG, OPTIONS)
+    source, options = shrink(LONG, OPTIONS, found[0], seconds=15.0)
+    assert manner_of(found[0]) in [manner_of(d) for d in differences_of(source, options)]
+    assert "arctan" in source and "sigmoid" not in source and len(source.splitlines()) <= 20, source
+    assert options == {"backend": "mxnet", "policy": "depth", "granularity": "op"}
 
 
 def test_a_printed_program_runs_alone_and_shows_what_differs(tmp_path):
     """Imports, data, code and comparison: nothing of the fuzzer is needed."""
-    case = Case(2, "gluon", "mxnet", HELD)
     path = tmp_path / "program.py"
-    path.write_text(pasted(case.source, case.options))
+    path.write_text(pasted(LONG, OPTIONS))
     run = subprocess.run(
         [sys.executable, str(path)],
         capture_output=True,

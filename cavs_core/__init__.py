@@ -42,7 +42,7 @@ from .layout import (
 )
 from .lazy import LazyArray, Listener, become_array, let_change, listening, tell, thread_state
 from .leaf_copy import copy_arrays
-from .ops import Builder, lookup, supports
+from .ops import Builder, lookup, mxnet_function, supports
 from .paths import flows_of, touches_of
 from .plan import ClassPlan, VertexProgram, own_outputs, plan_class, respecified
 from .program import CHILD, ROW, SHARED, Arg, Const, Gather, GatherAll, Leaf, Param, Program, Shared, Spec
@@ -65,9 +65,10 @@ __all__ = [
     "VertexProgram", "WRITTEN", "add_equal_rows", "address_of_data", "agrees", "are_ready", "array_at",
     "as_arrays_like", "become_array", "begins_everywhere", "cache_folder", "compiled", "copy_arrays", "flatten",
     "flows_of", "frames_of", "have_run", "inactive", "is_sparse", "kernel_sources", "let_change", "listening",
-    "lookup", "make_run", "map_nested", "need_gradient", "needs_gradient", "no_messages", "note_seconds", "off_tape",
-    "offsets_of", "on_tape", "one_row_program", "own_outputs", "plan_class", "plan_messages", "respecified", "roll",
-    "runs_in_the_end", "runs_natively", "sequence_like", "stretches", "subset_of", "supports", "target_of", "tell",
-    "thread_state", "to_super_hook", "touches_of", "view_of_data", "wrap_backward", "write_gradient",
+    "lookup", "make_run", "map_nested", "mxnet_function", "need_gradient", "needs_gradient", "no_messages",
+    "note_seconds", "off_tape", "offsets_of", "on_tape", "one_row_program", "own_outputs", "plan_class",
+    "plan_messages", "respecified", "roll", "runs_in_the_end", "runs_natively", "sequence_like", "stretches",
+    "subset_of", "supports", "target_of", "tell", "thread_state", "to_super_hook", "touches_of", "view_of_data",
+    "wrap_backward", "write_gradient",
 ]
 __version__ = "0.1.0"

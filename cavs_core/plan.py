@@ -196,11 +196,11 @@ def leaf_program(vertex: VertexProgram, initial: Sequence[Any]) -> VertexProgram
                 shared[source.state] = new.input(Spec(spec.shape, spec.dtype, SHARED), initial[source.state])
             values[v] = shared[source.state]
 
-    childless = {v for v, s in old.inputs.items() if isinstance(s, GatherAll) and isinstance(initial[s.state], Zeros)}
+    childless = all(isinstance(source, Zeros) for source in initial)
     for instr in old.instrs:
         new.origin = instr.origin
         if instr.op in ("spread", "child_sum", "child_max"):
-            if instr.op != "spread" and _depends(old, instr.inputs[0], childless):
+            if instr.op != "spread" and childless:
                 values[instr.outputs[0]] = zero(old.specs[instr.outputs[0]])
             else:
                 values[instr.outputs[0]] = values[instr.inputs[0]]
@@ -228,15 +228,6 @@ def respecified(vertex: VertexProgram, inputs: Mapping[int, tuple[Spec, Any]]) -
     new.program.outputs = own_outputs(new, [values[v] for v in vertex.program.outputs])
     new.program.prune()
     return VertexProgram(new.program, vertex.num_states)
-
-
-def _depends(program: Program, value: int, on: Collection[int]) -> bool:
-    """Whether a value depends on one of the inputs `on`."""
-    reached = set(on)
-    for instr in program.instrs:
-        if not reached.isdisjoint(instr.inputs):
-            reached.update(instr.outputs)
-    return value in reached
 
 
 def plan_class(vertex: VertexProgram, wanted: Collection[Any], recording: bool, in_one_launch: bool,

@@ -91,8 +91,10 @@ class GradientCheck:
                 raise BatchingMismatchError(
                     f"batching(check=True): the batched backward pass {told} {name(key)}, unlike the pass call by call"
                     f"{_read_by(readers.get(key))}. Its gradient would be {fresh}. {_ADVICE}")
-            grad = np.zeros(1) if want[key] is _TOUCHED else want[key]
-            _compare(grad, np.zeros_like(grad) if got[key] is None else got[key], name(key), readers.get(key))
+            none = want[key] is _TOUCHED, got[key] is None
+            if not all(none):
+                _compare(np.zeros(got[key].shape) if none[0] else want[key],
+                         np.zeros(want[key].shape) if none[1] else got[key], name(key), readers.get(key))
 
     def _backward(self, entry: Any, tokens: Sequence[int], grads: Sequence[Any]) -> list[tuple[Any, Any]]:
         """What a call by itself sends to its operands and parameters."""

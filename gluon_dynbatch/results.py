@@ -83,6 +83,8 @@ class Flushed:
         self.check: Any = None                      # GradientCheck, if passes are to be compared
         self._passed: Any = None                    # the last pass, while it is to be compared
         self._part: Any = None                      # the run of the last pass that only part of the flush took part in
+        # Whether somebody holds a value that stands where another one stands.
+        self._shares_rows = bool(self.r.facts.alias[self.r.call_class[self.s.maker[self.r.heads]]].any())
         self._numbers: dict[int, Any] = {}          # value -> numpy array, of those that nobody has read yet
         self._taken: set[int] = set()               # specs that these are of
 
@@ -132,8 +134,7 @@ class Flushed:
             with autograd.pause(train_mode=autograd.is_training()):
                 return make(self.base_of(base))
         row = self.row(value)
-        alias = self.r.classes[self.r.call_class[self.s.maker[value]]].alias
-        return row.copy() if alias else row             # an operator's result has memory of its own
+        return row.copy() if self._shares_rows else row     # an operator's result has memory of its own
 
     def base_of(self, value: int) -> Any:
         if value not in self.bases:

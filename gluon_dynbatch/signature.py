@@ -29,6 +29,7 @@ from cavs_core import (
     flows_of,
     lookup,
     map_nested,
+    mxnet_function,
     one_row_program,
     own_outputs,
     plan_class,
@@ -36,7 +37,7 @@ from cavs_core import (
     touches_of,
     trace,
 )
-from cavs_core.mxnet_compat import autograd, mx
+from cavs_core.mxnet_compat import MXNetError, autograd, mx
 
 from .fastpath import structure_of
 from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS, has_rows, is_by_rows, spec_number
@@ -260,6 +261,8 @@ def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], t
     program = build([SPECS[s].shape for s in specs])
     _check_rows(program)
     given = {k: v for k, v in attrs.items() if k != "training"}
+    if not op.leaves_tape:              # (no operator of MXNet)
+        _check_as_mxnet(name, given, [SPECS[s].shape for s in specs], program)
 
     def run_alone(_: Any, operands: list[Any]) -> list[Any]:
         with _mode(training):
@@ -278,6 +281,20 @@ def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], t
                          for s, part in zip(specs, split)]
             return Signature(name, row_program, row_specs, context, template, run_alone, split)
     return Signature(name, program, specs, context, template, run_alone)
+
+
+def _check_as_mxnet(name: str, attrs: dict[str, Any], shapes: Sequence[tuple[int, ...]], program: Program) -> None:
+    """Refuse a call that MXNet refuses, or understands in another way: it then runs alone, and MXNet says what it says.
+    """
+    operands = [mx.sym.var(f"x{k}") for k in range(len(shapes))]
+    try:
+        made = mxnet_function(mx.sym, name)(*operands, **attrs)
+        found = made._infer_shape_impl(False, **{f"x{k}": shape for k, shape in enumerate(shapes)})[1]
+    except (MXNetError, TypeError, ValueError) as error:
+        raise ProgramError("MXNet refuses the call") from error
+    if found is None or [tuple(shape) for shape in found[:len(program.outputs)]] != [
+            program.specs[v].shape for v in program.outputs]:
+        raise ProgramError(f"MXNet makes results of other shapes ({found})")
 
 
 ANY_NUMBER = ("add_n", "Concat")

@@ -349,3 +349,21 @@ def test_two_outside_arrays_that_get_the_same_gradient(shapes, backend):
         return x, y
 
     check(run, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("reduce", ["sum", "max", "mean"])
+def test_a_leaf_has_no_children_that_a_value_could_be_spread_to(reduce, backend):
+    class Spread(cavs.VertexFunction):
+        def vertex(self, F, v):
+            x = v.pull("x")
+            v.scatter(F.tanh(x))
+            v.push(getattr(v.spread(x), reduce)() + v.gather_sum()[0])
+
+    x = nd.array([[1.0, 2], [3, 4]])
+    x.attach_grad()
+    with autograd.record():
+        out = cavs.run(Spread([(2,)]), [cavs.InputGraph.from_parents([1, -1])], {"x": x}, backend=backend)
+    out.pushed.backward()
+    np.testing.assert_allclose(out.pushed.asnumpy(), [[0, 0], np.array([3, 4]) + np.tanh([1, 2])], rtol=1e-5)
+    np.testing.assert_allclose(x.grad.asnumpy(), [1 - np.tanh([1, 2]) ** 2, [1, 1]], rtol=1e-5)

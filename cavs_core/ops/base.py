@@ -24,7 +24,7 @@ from ..errors import KindError, ProgramError, UnsupportedOpError
 from ..program import CHILD, ROW, SHARED, Instr, Program, Spec
 
 __all__ = ["FEW_AXES", "TABLE", "Op", "Composite", "Builder", "register", "lookup", "Required", "normal_axis",
-           "num_merged_axes", "axes_of"]
+           "num_merged_axes", "axes_of", "mxnet_function"]
 
 TABLE: dict[str, Op] = {}
 #: MXNet runs some operators on float32 arrays of fewer axes, or as many, by oneDNN; which differs at NaN and infinities
@@ -119,11 +119,11 @@ class Op:
         raise NotImplementedError(self.name)
 
     def mxnet(self, F, a: dict[str, Any], *xs):
-        return (getattr(F, self.name, None) or getattr(F._internal, self.name))(*xs, **a)
+        return mxnet_function(F, self.name)(*xs, **a)
 
     def alone(self, F, name: str, attrs: dict[str, Any], xs: Sequence[Any]) -> Any:
         """The call that was recorded, by MXNet itself: its name, attributes as they were given, and real arrays."""
-        return (getattr(F, name, None) or getattr(F._internal, name))(*xs, **attrs)
+        return mxnet_function(F, name)(*xs, **attrs)
 
     def build(self, b: Builder, a: dict[str, Any], xs: Sequence[int]) -> list[int]:
         specs = [b.specs[x] for x in xs]
@@ -137,6 +137,15 @@ def _widest(shapes: Sequence[tuple[int, ...]]) -> int:
 def num_merged_axes(shapes: Sequence[tuple[int, ...]]) -> int:
     """How many axes shapes of one length have when neighbours along which the same ones are broadcast are one."""
     return sum(1 for _ in itertools.groupby(zip(*shapes), lambda sizes: [n < max(sizes) for n in sizes]))
+
+
+def mxnet_function(F, name: str) -> Any:
+    """MXNet's function for an operator, by the operator's own name; `F` is mx.nd or mx.sym."""
+    prefix, _, rest = name[1:].partition("_")
+    for module, key in ((F, name), (F._internal, name), (getattr(F, prefix, None), rest)):
+        if hasattr(module, key):
+            return getattr(module, key)
+    raise AttributeError(f"MXNet has no function for the operator {name}")
 
 
 class Composite(Op):
@@ -224,7 +233,7 @@ class Builder:
             if not self.origin or self.origin in str(err):      # said already: a composite calls from inside
                 raise
             raise type(err)(f"{err} (called by {self.origin})") from err
-        except (ValueError, TypeError, IndexError) as err:
+        except (ValueError, TypeError, IndexError, ArithmeticError) as err:
             shapes = ", ".join(str(self.specs[x]) for x in xs)
             where = f" (called by {self.origin})" if self.origin else ""
             raise ProgramError(f"{name}({shapes}; {attrs}){where}: {err}") from err

@@ -268,6 +268,8 @@ class SoftmaxFront(Composite):
             raise ProgramError(f"{self.name}: use_length=True is not supported; mask with where() instead")
         shape, cast = b.shape(x), a["dtype"] not in (None, "None")
         axis = normal_axis(a["axis"], len(shape))
+        if a["temperature"] == 0:
+            raise ProgramError(f"{self.name}: a temperature of 0 is no number to divide by")
         fast = (self.name != "softmin" and a["temperature"] is None and not cast and axis == len(shape) - 1
                 and len(shape) < FEW_AXES and b.specs[x].dtype == "float32")
         if self.name == "softmin":

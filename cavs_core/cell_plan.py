@@ -123,7 +123,7 @@ class Classes:
                 found.update(source for source, is_touched in zip(plan.inputs.values(), touched) if is_touched)
             before, states = states, {s.state for s in found if isinstance(s, (Gather, GatherAll, GatherSum))}
             if states == before:                # (and what stands for a missing child)
-                return frozenset(found.union(self._initial if states else ()))
+                return frozenset(found.union(self._initial[k] for k in states))
 
     def compared_by(self, integers: frozenset[str]) -> tuple[Any, list[str], Any]:
         """What tells vertices apart, if these inputs are integers.

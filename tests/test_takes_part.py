@@ -367,3 +367,20 @@ def test_a_leaf_has_no_children_that_a_value_could_be_spread_to(reduce, backend)
     out.pushed.backward()
     np.testing.assert_allclose(out.pushed.asnumpy(), [[0, 0], np.array([3, 4]) + np.tanh([1, 2])], rtol=1e-5)
     np.testing.assert_allclose(x.grad.asnumpy(), [1 - np.tanh([1, 2]) ** 2, [1, 1]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_initial_state_that_nobody_reads_is_stale(backend):
+    class OnlySecond(cavs.VertexFunction):
+        def vertex(self, F, v):
+            _, second = v.gather(0)
+            v.scatter(second, second * v.pull("x"))
+            v.push(second)
+
+    cell = OnlySecond([(2,), (2,)], initial_state="learned", prefix="only_")
+    cell.initialize(mx.init.One())
+    with autograd.record():
+        out = cavs.run(cell, [cavs.InputGraph.chain(3)], {"x": nd.ones((3, 2))}, backend=backend)
+    out.pushed.backward()
+    assert [bool(p.data()._fresh_grad) for p in cell.initial_states] == [False, True]
+    np.testing.assert_allclose(cell.initial_states[1].grad().asnumpy(), [[3, 3]])

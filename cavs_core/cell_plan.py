@@ -87,7 +87,6 @@ class Classes:
         self.multiplies = np.array([cls.multiplies for cls in every])
         self._compared_by: dict[frozenset[str], tuple[Any, list[str], Any]] = {}
         self._touched: dict[tuple[bool, ...], frozenset[Any]] = {}
-        self._initial = initial
         self.consts = self._sources(Const)
         self.params = list(dict.fromkeys([*self._sources(Param), *[s for s in initial if isinstance(s, Param)]]))
         pulls = self._sources(Pull)
@@ -122,8 +121,8 @@ class Classes:
                 touched = plan.touches[np.array(outputs, bool)].any(axis=0)
                 found.update(source for source, is_touched in zip(plan.inputs.values(), touched) if is_touched)
             before, states = states, {s.state for s in found if isinstance(s, (Gather, GatherAll, GatherSum))}
-            if states == before:                # (and what stands for a missing child)
-                return frozenset(found.union(self._initial[k] for k in states))
+            if states == before:
+                return frozenset(found)
 
     def compared_by(self, integers: frozenset[str]) -> tuple[Any, list[str], Any]:
         """What tells vertices apart, if these inputs are integers.

@@ -21,7 +21,7 @@ from .graph_run import GraphRows
 from .layout import RowIndex, offsets_of
 from .lazy import LazyArray, become_array
 from .mxnet_compat import mx
-from .program import Param, Pull
+from .program import Gather, GatherAll, GatherSum, Param, Pull
 from .subset import Subset, begun_from, subset_of
 from .tape import UNTOUCHED, TapeBridge, wrap_backward
 from .tape_state import off_tape
@@ -56,11 +56,11 @@ class RecordedRun:
         wrap_backward()
         self._run: Any = execution              # None once its memory was freed
         self._rows, self._initial, self._arrays = rows, initial, arrays
-        self._bound, self._touched = execution.arrays, touched
+        self._bound, self._touches = execution.arrays, touched
         self._specs, self._row_shapes, self._context, self._native = specs, row_shapes, context, native
         self._stats = stats
         # MXNet takes no sparse gradient from a node of ours: those are written past the tape.
-        of_all = touched([True] * len(specs))
+        of_all = self._touched([True] * len(specs))
         self._sparse = [s for s in wanted if s in of_all and isinstance(s, Param) and is_sparse(s.parameter)]
         self._dense = [s for s in wanted if s in of_all and s not in self._sparse]
         self._part: Any = None                  # the run of the last pass that only part of it took part in
@@ -127,6 +127,13 @@ class RecordedRun:
             if not retain_graph:
                 self._release()
         return True
+
+    def _touched(self, begun: Sequence[bool]) -> Collection[Any]:
+        """The sources that a pass touches which begins at some pushed values; also what stands for missing children."""
+        found = self._touches(begun)
+        if not self._initial:
+            return found
+        return {*found, *[self._initial[s.state] for s in found if isinstance(s, (Gather, GatherAll, GatherSum))]}
 
     def _touched_inputs(self, begun: Sequence[bool]) -> list[bool]:
         """Of each input of the node on the tape, whether a pass touches it that begins at some pushed values."""

@@ -26,7 +26,7 @@ from .gradients import write_gradient
 from .lazy import LazyArray
 from .mxnet_compat import MXNetError, autograd, mx
 from .tape_graph import begun_outputs, name_of_node
-from .tape_state import needs_gradient, node_of, off_tape
+from .tape_state import needs_gradient, node_of, off_tape, on_tape
 
 __all__ = ["TapeBridge", "UNTOUCHED", "wrap_backward"]
 
@@ -98,7 +98,7 @@ class TapeBridge:
                 ctypes.c_int(len(inputs)), mx.base.c_handle_array(inputs),
                 ctypes.c_int(len(outputs)), mx.base.c_handle_array(outputs), ctypes.byref(self._list)))
             self._node = node_of(outputs[0]) if outputs else None
-            self._name = name_of_node(outputs[0]) if outputs else ""
+            self._name = name_of_node(outputs[0]) if outputs and on_tape(outputs[0]) else ""
             held = [_take_any_gradient(outputs, k) for k in range(len(outputs))]
         finally:
             autograd.set_recording(recording)

@@ -42,7 +42,7 @@ class Heads:
 
     def places(self, buffer: int, heads: Any) -> Any:
         """The places of some of the heads among the rows of the heads in a buffer."""
-        chosen = heads[self.buffers[heads] == buffer]
+        chosen = np.unique(heads[self.buffers[heads] == buffer])        # (one may come twice)
         return stretches(self.offsets[chosen], self.widths[chosen])
 
     def messages(self, buffer: int, row_shape: tuple[int, ...], dtype: Any, heads: Any, grads: Sequence[Any]) -> Any:

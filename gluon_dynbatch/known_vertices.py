@@ -13,7 +13,7 @@ from .fastpath import form_of
 from .lists import ListCall, join_lengths, list_calls
 from .signature import Signature, vertex_signature
 
-__all__ = ["KnownVertex", "find_vertex", "let_export", "note_call", "title_of", "vertex_key"]
+__all__ = ["KnownVertex", "find_vertex", "fit_graph", "let_export", "note_call", "title_of", "vertex_key"]
 
 
 class KnownVertex(NamedTuple):
@@ -80,7 +80,7 @@ def _look_at(known: dict[Any, Any], specs: tuple[Any, ...], kinds: list[str], id
     signature = known[key]
 
     def run_nested(block: Any, arguments: Any) -> Any:
-        with autograd.pause(train_mode=training):
+        with autograd.train_mode() if training else autograd.predict_mode():
             return fn(block, *arguments)
 
     for listed in list_calls(args, numbered, of_operands):
@@ -152,3 +152,9 @@ def _numbered(nested: Any) -> Any:
         return part if part is None or isinstance(part, (bool, str)) else next(count)
 
     return number(nested)
+
+
+def fit_graph(args: Any) -> bool:
+    """Whether MXNet's graph of a hybridized block takes such arguments: arrays, None, and lists of them."""
+    return all(x is None or isinstance(x, mx.nd.NDArray) or (isinstance(x, (list, tuple)) and fit_graph(x))
+               for x in args)

@@ -13,7 +13,7 @@ from cavs_core.mxnet_compat import MXNetError, autograd, gluon, mx
 
 from .calls import CHECKED, NO_ARRAY, BaseSparseNDArray, Calls, Entry, Owner, owner_of
 from .fastpath import KEYED, RETRY, common_owner, make_recorder, operand_form
-from .known_vertices import KnownVertex, find_vertex, note_call, title_of, vertex_key
+from .known_vertices import KnownVertex, find_vertex, fit_graph, note_call, title_of, vertex_key
 from .signature import (
     ANY_NUMBER,
     INDEX_OPERANDS,
@@ -259,7 +259,7 @@ class Recorder(Listener):
             record = self.vertices.get(id(block))
             if record is not None:
                 return record(args)
-            if not _fit_graph(args):            # MXNet has its own words for that
+            if not fit_graph(args):            # MXNet has its own words for that
                 return call()
             return self.record_vertex(block, None, type(block).forward, block, args)
         self._where.append(block)
@@ -281,7 +281,7 @@ class Recorder(Listener):
         """A hybridized block that could not be a vertex: operator by operator, through its own code."""
         if isinstance(block, gluon.SymbolBlock):
             return self._by_graph(block, "is a stored graph without code", call)
-        if not _fit_graph(args):
+        if not fit_graph(args):
             return self._by_graph(block, "has arguments that a hybridized block does not take", call)
         if id(block) not in self._symbolic:
             try:
@@ -427,11 +427,6 @@ def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _fit_graph(args: Any) -> bool:
-    """Whether MXNet's graph of a hybridized block takes such arguments: arrays, None, and lists of them."""
-    return all(x is None or isinstance(x, NDArray) or (isinstance(x, (list, tuple)) and _fit_graph(x)) for x in args)
-
-
 _UPDATED = {"BatchNorm": (3, 4)}                # operands that the backward pass of a trained operator writes
 _READS_NO_VIEW = {"Pooling"}    # MXNet's gradient of max pooling is wrong for a part of a buffer, as our values are
 # What stands for their operands depends on more than the owners; what is checked is noted in the general way.
@@ -450,4 +445,3 @@ def _add_in_parts(arrays: Any) -> Any:
         parts = [arrays[k:k + _TERMS] for k in range(0, len(arrays), _TERMS)]
         arrays = [mx.nd.add_n(*part) if len(part) > 1 else part[0] for part in parts]
     return arrays[0]
-

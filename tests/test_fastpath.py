@@ -83,6 +83,7 @@ def test_results_of_a_vertex_die_one_by_one():
 
 
 def test_an_in_place_write_lets_the_old_value_die():
+    """Not under record, where MXNet refuses to write into an array on its tape."""
     def work(x):
         y = x * 2                   # 0
         z = y * 3                   # 1 reads it
@@ -90,8 +91,9 @@ def test_an_in_place_write_lets_the_old_value_die():
         y *= x                      # 3
         return y, z
 
-    (y, z), heads = heads_of(work)
-    assert heads == [1, 3]
+    with gdb.batching(policy="none") as scope:
+        y, z = work(nd.array([1.0]))
+    assert held_in(scope) == [1, 3]
     assert (y.asscalar(), z.asscalar()) == (8, 6)
 
 

@@ -84,7 +84,7 @@ def test_a_cycle_names_the_sample():
     ({"x": np.ones((4, 4), "float32")}, "4 rows.*3 vertices"),
     ({"x": [np.ones((3, 4), "float32")] * 2}, "list of 2 arrays.*1 samples"),
     ({"x": [np.ones((2, 4), "float32")]}, "sample 0 has 2 rows.*3 vertices"),
-    ({"x": 3.0}, "'x' is array.*one row per vertex"),
+    ({"x": 3.0}, "'x' is 3.0.*one row per vertex"),
     ({"x": np.array(["a", "b", "c"])}, "array of numbers"),
 ])
 def test_wrong_inputs_are_named(inputs, words):

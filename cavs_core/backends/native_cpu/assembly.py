@@ -148,11 +148,11 @@ class Assembly:
         counts = [len(p.refs.list) for p in self.prepared]
         self.first = [sum(counts[:c]) for c in range(len(counts))]      # of each class it is none at all, at 0
         self.num_refs = sum(counts)
-        self.frames = np.concatenate([part.frames for part in parts])
-        self.first_frames = offsets_of(np.array([len(part.frames) for part in parts]))
+        self.frames = np.concatenate([np.zeros((0, 4), np.int64), *[part.frames for part in parts]])
+        self.first_frames = offsets_of(np.array([len(part.frames) for part in parts], np.int64))
         self.counts = counts_of(self.frames, self.first_frames)
         self._packed = tuple([packs_weights(rows, edges) for rows, edges in self.counts[:, :2].tolist()])
-        self.bounds = np.array([0 if part.edges is None else address_of(part.edges.indptr) for part in parts])
+        self.bounds = np.array([0 if part.edges is None else address_of(part.edges.indptr) for part in parts], np.int64)
         self.round_of = np.zeros(len(parts), np.int64) if layout.round_of is None else layout.round_of
         self._rounds = _rounds(layout)
         self._named = any(part.names for part in parts)

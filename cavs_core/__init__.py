@@ -50,6 +50,7 @@ from .ragged import one_row_program
 from .roll import agrees, roll
 from .subset import Begun, begins_everywhere, stretches, subset_of
 from .tape import UNTOUCHED, TapeBridge, wrap_backward
+from .tape_graph import is_computed
 from .tape_state import need_gradient, needs_gradient, off_tape, on_tape
 from .trace import flatten, inactive, map_nested, sequence_like, trace
 from .vertex import VertexFunction
@@ -64,11 +65,11 @@ __all__ = [
     "ROW", "Read", "RowIndex", "Run", "SHARED", "Segments", "Shared", "TapeBridge", "Target", "UNTOUCHED",
     "VertexProgram", "WRITTEN", "add_equal_rows", "address_of_data", "agrees", "are_ready", "array_at",
     "as_arrays_like", "become_array", "begins_everywhere", "cache_folder", "compiled", "copy_arrays", "flatten",
-    "flows_of", "frames_of", "have_run", "inactive", "is_sparse", "kernel_sources", "let_change", "listening",
-    "lookup", "make_run", "map_nested", "mxnet_function", "need_gradient", "needs_gradient", "no_messages",
-    "note_seconds", "off_tape", "offsets_of", "on_tape", "one_row_program", "own_outputs", "plan_class",
-    "plan_messages", "respecified", "roll", "runs_in_the_end", "runs_natively", "sequence_like", "stretches",
-    "subset_of", "supports", "target_of", "tell", "thread_state", "to_super_hook", "touches_of", "view_of_data",
-    "wrap_backward", "write_gradient",
+    "flows_of", "frames_of", "have_run", "inactive", "is_computed", "is_sparse", "kernel_sources", "let_change",
+    "listening", "lookup", "make_run", "map_nested", "mxnet_function", "need_gradient", "needs_gradient",
+    "no_messages", "note_seconds", "off_tape", "offsets_of", "on_tape", "one_row_program", "own_outputs",
+    "plan_class", "plan_messages", "respecified", "roll", "runs_in_the_end", "runs_natively", "sequence_like",
+    "stretches", "subset_of", "supports", "target_of", "tell", "thread_state", "to_super_hook", "touches_of",
+    "view_of_data", "wrap_backward", "write_gradient",
 ]
 __version__ = "0.1.0"

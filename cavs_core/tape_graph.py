@@ -13,7 +13,7 @@ from typing import Any
 
 from .mxnet_compat import MXNetError, mx
 
-__all__ = ["begun_outputs", "name_of_node"]
+__all__ = ["begun_outputs", "is_computed", "name_of_node"]
 
 _LIB, check_call = mx.base._LIB, mx.base.check_call
 
@@ -27,6 +27,15 @@ def _symbol_of(array: Any) -> Any:
 def name_of_node(array: Any) -> str:
     """The name of the node that made an array, or of a variable; no other one of the process has it."""
     return _symbol_of(array).name
+
+
+def is_computed(array: Any) -> bool:
+    """Whether an operator on the tape made an array. (One that an operator has read is a variable there from then on.)
+    """
+    try:
+        return _symbol_of(array).get_children() is not None
+    except MXNetError:
+        return False
 
 
 def begun_outputs(heads: Sequence[Any], touches: Mapping[str, Callable[[set[int]], Sequence[bool]]]) -> (

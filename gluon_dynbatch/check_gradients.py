@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs_core import is_sparse, on_tape
+from cavs_core import UNTOUCHED, is_computed, is_sparse
 from cavs_core.mxnet_compat import autograd, mx
 
 from .errors import BatchingMismatchError
@@ -40,7 +40,7 @@ class GradientCheck:
         heads : recorded value that the pass begins at -> its gradient
         ours : (recorded value) -> its gradient in the batched pass; None where it has none of its own
         leaves, params : leaf, and parameter -> its gradient in the batched pass, for all that the pass touched and that
-            ask for one; None stands for zero
+            ask for one; None stands for zero, UNTOUCHED for one that MXNet has no use for
         """
         self._wanting = self._find_wanting()            # (asked now: arrays come to the tape, and leave it)
         grads: dict[int, Any] = dict(heads)             # of values, and of leaves by their tokens
@@ -70,9 +70,8 @@ class GradientCheck:
     def _find_wanting(self) -> set[int]:
         """The values, and leaves by their tokens, that the loop would have on the tape."""
         r, data = self._tables.recording, self._tables.leaves.data
-        # (An array that an operator on the tape has read looks like one on the tape from afar.)
         found = {-1 - leaf for leaf in np.flatnonzero(r.leaf_wanted).tolist()
-                 if data[leaf].grad is not None or on_tape(data[leaf])}
+                 if data[leaf].grad is not None or is_computed(data[leaf])}
         operand_offsets, value_offsets = r.offsets
         for i, number in enumerate(self._tables.call_entry.tolist()):
             entry = self._entries[number]
@@ -92,7 +91,7 @@ class GradientCheck:
                     f"batching(check=True): the batched backward pass {told} {name(key)}, unlike the pass call by call"
                     f"{_read_by(readers.get(key))}. Its gradient would be {fresh}. {_ADVICE}")
             none = want[key] is _TOUCHED, got[key] is None
-            if not all(none):
+            if got[key] is not UNTOUCHED and not all(none):
                 _compare(np.zeros(got[key].shape) if none[0] else want[key],
                          np.zeros(want[key].shape) if none[1] else got[key], name(key), readers.get(key))
 

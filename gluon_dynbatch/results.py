@@ -292,9 +292,9 @@ class Flushed:
             row = row if number is None else int(number[buffer][row])
             return None if row < 0 else run.pulled(buffer, row, row + width)
 
-        self.check.compare(heads, ours, {v: grad for v, grad in made.items() if isinstance(v, int)},
-                           {v.parameter: grad for v, grad in made.items()
-                            if not isinstance(v, int) and not self._is_sparse(v)})
+        leaves, params = self._wanted(self._reached(self.heads.values[begun]))
+        self.check.compare(heads, ours, {v: made.get(v, UNTOUCHED) for v in leaves},
+                           {p.parameter: made.get(p, UNTOUCHED) for p in params if not self._is_sparse(p)})
 
     def _subset(self, found: Reached, begun: Any, variables: Sequence[Any]) -> Any:
         """The part of the flush that takes part in a pass."""

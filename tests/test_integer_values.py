@@ -78,7 +78,7 @@ def test_values_and_gradients_of_integers(dtype, backend):
         assert f"native backend: sums over rows of {dtype} have no native kernels" in reasons
 
 
-@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])          # (each compiles dozens of kernels)
 def test_values_of_integers_in_native_kernels(dtype):
     """What native kernels cannot compute (a scalar that the dtype does not have; lists) MXNet's operators compute."""
     names, operands = kept(dtype)[0], whole(dtype)

@@ -6,6 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numba
 import pytest
 
 from cavs_core import compiling
@@ -29,6 +30,7 @@ def kernel(table, first, start, stop):
 def fresh(tmp_path, monkeypatch):
     """A cache of its own, and a way to forget what this process knows."""
     monkeypatch.setenv("DYNBATCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")      # (NUMBA_CACHE_DIR of the machine)
     monkeypatch.setattr(kernel_cache, "_counts", {"compiled": 0, "loaded": 0})
 
     def forget():

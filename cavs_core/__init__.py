@@ -35,10 +35,9 @@ from .layout import (
     Read,
     RowIndex,
     Segments,
+    answer_reads,
     frames_of,
-    no_messages,
     offsets_of,
-    plan_messages,
 )
 from .lazy import LazyArray, Listener, become_array, let_change, listening, tell, thread_state
 from .leaf_copy import copy_arrays
@@ -63,13 +62,13 @@ __all__ = [
     "Arg", "BACKENDS", "Begun", "Builder", "CHILD", "ClassLayout", "ClassPlan", "CodeHook", "CodeReads", "Const",
     "Gather", "GatherAll", "Hooks", "Layout", "LazyArray", "Leaf", "Listener", "MXNetBackend", "Param", "Place",
     "ROW", "Read", "RowIndex", "Run", "SHARED", "Segments", "Shared", "TapeBridge", "Target", "UNTOUCHED",
-    "VertexProgram", "WRITTEN", "add_equal_rows", "address_of_data", "agrees", "are_ready", "array_at",
-    "as_arrays_like", "become_array", "begins_everywhere", "cache_folder", "compiled", "copy_arrays", "flatten",
-    "flows_of", "frames_of", "have_run", "inactive", "is_computed", "is_sparse", "kernel_sources", "let_change",
-    "listening", "lookup", "make_run", "map_nested", "mxnet_function", "need_gradient", "needs_gradient",
-    "no_messages", "note_seconds", "off_tape", "offsets_of", "on_tape", "one_row_program", "own_outputs",
-    "plan_class", "plan_messages", "respecified", "roll", "runs_in_the_end", "runs_natively", "sequence_like",
-    "stretches", "subset_of", "supports", "target_of", "tell", "thread_state", "to_super_hook", "touches_of",
-    "view_of_data", "wrap_backward", "write_gradient",
+    "VertexProgram", "WRITTEN", "add_equal_rows", "address_of_data", "agrees", "answer_reads", "are_ready",
+    "array_at", "as_arrays_like", "become_array", "begins_everywhere", "cache_folder", "compiled", "copy_arrays",
+    "flatten", "flows_of", "frames_of", "have_run", "inactive", "is_computed", "is_sparse", "kernel_sources",
+    "let_change", "listening", "lookup", "make_run", "map_nested", "mxnet_function", "need_gradient",
+    "needs_gradient", "note_seconds", "off_tape", "offsets_of", "on_tape", "one_row_program", "own_outputs",
+    "plan_class", "respecified", "roll", "runs_in_the_end", "runs_natively", "sequence_like", "stretches",
+    "subset_of", "supports", "target_of", "tell", "thread_state", "to_super_hook", "touches_of", "view_of_data",
+    "wrap_backward", "write_gradient",
 ]
 __version__ = "0.1.0"

@@ -10,7 +10,7 @@ zeros), and the vertex that was read adds up the rows of all its readers. So eve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -21,8 +21,8 @@ from .compiling import compiled
 from .graph import IntArray
 from .program import Spec
 
-__all__ = ["Frame", "Place", "Read", "RowIndex", "Segments", "Messages", "ClassLayout", "Layout", "frames_of",
-           "no_messages", "offsets_of", "plan_messages"]
+__all__ = ["Frame", "Place", "Read", "RowIndex", "Segments", "Messages", "ClassLayout", "Layout", "answer_reads",
+           "frames_of", "no_messages", "offsets_of", "plan_messages"]
 
 
 class Frame(NamedTuple):
@@ -254,6 +254,54 @@ def plan_messages(num_rows: int, read: Sequence[IntArray], sent: Sequence[IntArr
     rows = np.concatenate([*read, _NOTHING])
     indptr, by_row = _group_by_row(rows, _NOTHING if sent is None else np.concatenate([*sent, _NOTHING]), num_rows)
     return Messages(num_messages, RowIndex(by_row), Segments(indptr, offsets))
+
+
+def answer_reads(answered: Sequence[Iterable[Any]], parts: Sequence[ClassLayout],
+                 heads: Sequence[tuple[int, IntArray]], sizes: Sequence[int],
+                 offsets: Sequence[IntArray]) -> tuple[list[Messages], list[int]]:
+    """Who answers whom: the messages of each buffer, first those of readers, then those of heads.
+
+    What a class sends is noted in its `sends`.
+
+    Parameters
+    ----------
+    answered : of each class, the sources that may send a gradient
+    heads : (buffer, rows) that gradients come to from outside the run
+    sizes, offsets : of each buffer: its rows, and where launches begin and end among them
+
+    Returns
+    -------
+    the messages, and where those of each head begin
+    """
+    read: list[list[IntArray]] = [[] for _ in sizes]
+    sent: list[list[tuple[int, IntArray | None]]] = [[] for _ in sizes]
+    free = [1] * len(sizes)
+
+    def answer(buffer: int, rows: IntArray, messages: IntArray | None, count: int) -> int:
+        first = free[buffer]
+        read[buffer].append(rows)
+        sent[buffer].append((first, messages))
+        free[buffer] += count
+        return first
+
+    for sources, part in zip(answered, parts):
+        for source in sources:
+            if source in part.reads:
+                taken = part.reads[source]
+                rows, messages, count = taken.rows.rows, None, len(taken.rows.rows)
+                if taken.summed and part.edges is not None:     # answered once: one message for all rows of a position
+                    messages, count = part.edges.row, part.whole.num_rows
+                part.sends[source] = Place(taken.buffer, answer(taken.buffer, rows, messages, count), taken.width)
+    begins = [answer(buffer, rows, None, len(rows)) for buffer, rows in heads]
+
+    def numbers(b: int) -> list[IntArray] | None:
+        if all(messages is None for _, messages in sent[b]):    # (what answers then stands one behind the other)
+            return None
+        return [first + (np.arange(len(rows)) if messages is None else messages)
+                for (first, messages), rows in zip(sent[b], read[b])]
+
+    return [plan_messages(size, read[b], numbers(b), free[b], offsets[b]) if size else no_messages()
+            for b, size in enumerate(sizes)], begins
 
 
 @cache

@@ -17,15 +17,13 @@ from .graph import IntArray
 from .layout import (
     ClassLayout,
     Layout,
-    Messages,
     Place,
     Read,
     RowIndex,
     Segments,
+    answer_reads,
     frames_of,
-    no_messages,
     offsets_of,
-    plan_messages,
 )
 from .plan import ClassPlan
 
@@ -86,8 +84,8 @@ def subset_of(layout: Layout, plans: Sequence[ClassPlan], begun: Sequence[Begun]
     ----------
     begun : of each class
     heads : (buffer, rows) that gradients come to from outside the run
-    kept : (buffer, rows) that somebody asks about afterwards, whether or not they are read; rows that stand one behind
-        the other stay so, unless the layout writes them
+    kept : (buffer, rows) that the caller asks about afterwards, whether or not they are read; rows that stand one
+        behind the other stay so, unless the layout writes them
     """
     free = _Rows(layout)
     classes = []
@@ -106,7 +104,10 @@ def subset_of(layout: Layout, plans: Sequence[ClassPlan], begun: Sequence[Begun]
     number = free.numbers()
     for cls in classes:
         cls.read(number)
-    messages, first = _messages(classes, number, [len(rows) for rows in free.rows], heads)
+    parts, sizes = [cls.layout() for cls in classes], [len(rows) for rows in free.rows]
+    messages, first = answer_reads([cls.plan.grads for cls in classes], parts,
+                                   [(b, number[b][rows]) for b, rows in heads], sizes,
+                                   [np.array([0, size]) for size in sizes])
     of_class: dict[int, list[int]] = {}
     for new, cls in enumerate(classes):
         of_class.setdefault(cls.origin.number, []).append(new)
@@ -115,8 +116,7 @@ def subset_of(layout: Layout, plans: Sequence[ClassPlan], begun: Sequence[Begun]
     round_of = None
     if layout.round_of is not None:     # (without those that no class is left of)
         round_of = np.unique(layout.round_of[[cls.origin.number for cls in classes]], return_inverse=True)[1]
-    made = Layout([cls.layout() for cls in classes], np.array(order, np.int64).reshape(-1, 2),
-                  [len(rows) for rows in free.rows], messages, layout.row_specs, round_of)
+    made = Layout(parts, np.array(order, np.int64).reshape(-1, 2), sizes, messages, layout.row_specs, round_of)
     return Subset(made, [cls.plan for cls in classes], [cls.origin for cls in classes], free.rows, number, first)
 
 
@@ -165,7 +165,7 @@ def _answered(layout: Layout, c: int, begins: Sequence[bool]) -> list[tuple[bool
         number |= int(begin) << k
         if not begin and layout.messages:
             bounds = layout.messages[place.buffer].segments.indptr
-            if len(bounds) > 1:         # (else nobody reads the buffer)
+            if len(bounds) > 1:         # (else no class reads the buffer)
                 rows = place.base + np.arange(0, len(number) * place.width + 1, place.width)
                 number |= (bounds[rows[1:]] > bounds[rows[:-1]]).astype(np.int64) << k
     return [tuple(bool(bits >> k & 1) for k in range(len(begins))) for bits in np.unique(number).tolist()]
@@ -237,7 +237,6 @@ class _Class:
         self.origin = Origin(number, positions, edges)
         self.reads: dict[Any, Read] = {}
         self.writes: list[Place] = []
-        self.sends: dict[Any, Place] = {}
 
     def write(self, free: _Rows) -> None:
         """Give the outputs rows; equal outputs have equal places."""
@@ -262,37 +261,7 @@ class _Class:
                             for rows in (whole.external, whole.pushed))
         assert external is not None
         return ClassLayout(frames_of(self.bounds, None if self.edges is None else self.edges.indptr), self.reads,
-                           self.writes, self.sends, external, self.edges, whole.names, pushed)
-
-
-def _messages(classes: Sequence[_Class], number: Sequence[IntArray], sizes: Sequence[int],
-              heads: Sequence[tuple[int, IntArray]]) -> tuple[list[Messages], list[int]]:
-    """Who answers whom: readers' messages first, then those of the heads; and where the latter begin."""
-    read: list[list[IntArray]] = [[] for _ in sizes]
-    sent: list[list[IntArray]] = [[] for _ in sizes]
-    free = [1] * len(sizes)
-
-    def answer(buffer: int, rows: IntArray, messages: IntArray) -> int:
-        first = free[buffer]
-        read[buffer].append(rows)
-        sent[buffer].append(first + messages)
-        free[buffer] += int(messages[-1]) + 1 if len(messages) else 0
-        return first
-
-    for cls in classes:
-        for source in cls.plan.grads:
-            if source in cls.reads:
-                taken = cls.reads[source]
-                rows = taken.rows.rows
-                # (What is read as a sum is answered once: by one message for all of its rows.)
-                messages = cls.edges.row if taken.summed and cls.edges is not None else np.arange(len(rows))
-                first = answer(taken.buffer, rows, messages)
-                if taken.summed:        # (positions without edges have a message, too)
-                    free[taken.buffer] = first + len(cls.positions)
-                cls.sends[source] = Place(taken.buffer, first, taken.width)
-    begins = [answer(buffer, number[buffer][rows], np.arange(len(rows))) for buffer, rows in heads]
-    return [plan_messages(size, read[b], sent[b], free[b], np.array([0, size])) if size else no_messages()
-            for b, size in enumerate(sizes)], begins
+                           self.writes, {}, external, self.edges, whole.names, pushed)
 
 
 _NOTHING = np.zeros(0, np.int64)

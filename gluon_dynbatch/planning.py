@@ -19,10 +19,9 @@ from cavs_core import (
     Read,
     RowIndex,
     Segments,
+    answer_reads,
     compiled,
     frames_of,
-    no_messages,
-    plan_messages,
 )
 
 from .analyzer import Grouping, Recording, Scan, group, launches_by_depth, problem_of, scan
@@ -209,7 +208,10 @@ def _lay_out(calls: Sequence[Any], r: Recording, s: Scan, g: Grouping, rounds: R
             [Place(*place) for place in zip(info.output_buffers, rows.bases, info.output_widths)], {}, _NO_ROWS,
             None if rows.edge_offsets is None else Segments(rows.edge_offsets, rows.offsets),
             {source: leaf_names.setdefault(rows.shared[k], LeafName(rows.shared[k])) for k, source in shared}))
-    messages = _messages(g, plans, classes, heads) if any(active) else []          # none: no backward pass
+    messages: list[Any] = []            # none: no backward pass
+    if any(active):
+        messages, _ = answer_reads([plan.grads for plan in plans], classes,
+                                   [(b, heads.rows(b)) for b in heads.in_buffers], g.buffer_rows, g.chunks)
     layout = Layout(classes, np.array(g.order, np.int64).reshape(-1, 2), g.buffer_rows, messages,
                     [ROW_SPECS[number] for number in buffers], rounds.of_class)
     return layout, plans, leaf_names, kinds
@@ -226,26 +228,3 @@ def _kinds(listed, shared, inside, pending):  # type: ignore[no-untyped-def]
 
 
 _NO_ROWS = RowIndex(np.zeros(0, np.int64))      # recorded calls pull nothing by vertex
-
-
-def _messages(g: Grouping, plans: list[Any], classes: list[ClassLayout], heads: Heads) -> list[Any]:
-    """Who answers whom: readers' messages first, then one for each head."""
-    count = len(g.buffer_rows)
-    read: list[list[Any]] = [[] for _ in range(count)]
-    free = [1] * count
-
-    def answer(buffer: int, rows: Any) -> None:
-        read[buffer].append(rows)
-        free[buffer] += len(rows)
-
-    for plan, part in zip(plans, classes):
-        for source in plan.grads:
-            if source in part.reads:
-                place = part.reads[source]
-                part.sends[source] = Place(place.buffer, free[place.buffer], place.width)
-                answer(place.buffer, place.rows.rows)
-    for buffer in heads.in_buffers:
-        answer(buffer, heads.rows(buffer))
-    # (What answers a buffer stands one behind the other.)
-    return [plan_messages(g.buffer_rows[b], read[b], None, free[b], g.chunks[b]) if g.buffer_rows[b] else no_messages()
-            for b in range(count)]

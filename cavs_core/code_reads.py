@@ -141,7 +141,7 @@ def _read(block: Any, name: str) -> Any:
 
 
 def _count(change: int) -> None:
-    """Blocks tell what is read of them while somebody notes it."""
+    """Blocks tell what is read of them while a trace notes it."""
     global _num_noting
     with _lock:
         _num_noting += change

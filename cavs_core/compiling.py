@@ -63,7 +63,7 @@ def cache_folder() -> Path:
     given = os.environ.get("DYNBATCH_CACHE")
     if given:
         return _writable(Path(given))
-    user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")      # (as it is, if nobody has a home)
+    user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")      # (as it is, if the user has no home)
     return _writable(Path(user) / _PACKAGE)
 
 

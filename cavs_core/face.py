@@ -287,7 +287,7 @@ def _rows(value: Any, key: str, graph: InputGraph, name: str, ctx: Any, floats: 
 
 
 def _as_rows(given: Any, what: str) -> Any:
-    """An array, from what somebody gave for one."""
+    """An array, from what the caller gave for one."""
     wanted = "expected an array of numbers with one row per vertex"
     try:
         value = given if isinstance(given, NDArray) else np.asarray(given)

@@ -172,7 +172,7 @@ def let_change(function):
 
 
 class _OwnHandle(ctypes.c_void_p):
-    """A handle that is freed when nobody has it any more."""
+    """A handle that is freed with its last reference."""
 
     def __del__(self):
         mx.base._LIB.MXNDArrayFree(self)
@@ -182,7 +182,7 @@ def become_array(lazy, array):
     """Turn a LazyArray into an NDArray that takes over the handle of `array`; the handle."""
     handle = array.handle
     array.handle = None                 # freeing nothing is allowed
-    if gc.is_finalized(lazy):           # somebody's __del__ asks for it, and its own will not be called any more
+    if gc.is_finalized(lazy):           # the __del__ of another object asks, and its own was called already
         handle = _OwnHandle(handle.value)
     _change_class(lazy, NDArray)
     lazy.handle, lazy.writable = handle, True

@@ -7,11 +7,11 @@ import weakref
 from typing import Any, NamedTuple
 
 from cavs_core import ProgramError, listening, map_nested, sequence_like
-from cavs_core.mxnet_compat import autograd, gluon, mx
+from cavs_core.mxnet_compat import gluon, mx
 
 from .fastpath import form_of
 from .lists import ListCall, join_lengths, list_calls
-from .signature import Signature, vertex_signature
+from .signature import Signature, mode_of, vertex_signature
 
 __all__ = ["KnownVertex", "find_vertex", "fit_graph", "let_export", "note_call", "title_of", "vertex_key"]
 
@@ -80,7 +80,7 @@ def _look_at(known: dict[Any, Any], specs: tuple[Any, ...], kinds: list[str], id
     signature = known[key]
 
     def run_nested(block: Any, arguments: Any) -> Any:
-        with autograd.train_mode() if training else autograd.predict_mode():
+        with mode_of(training):
             return fn(block, *arguments)
 
     for listed in list_calls(args, numbered, of_operands):

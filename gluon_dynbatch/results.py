@@ -237,6 +237,11 @@ class Flushed:
         return (np.flatnonzero(self.r.leaf_wanted & found.leaves).tolist(),
                 [p for p in params if p.parameter.grad_req != "null"])
 
+    def _touched(self, found: Reached) -> set[Any]:
+        """The same, both in one."""
+        leaves, params = self._wanted(found)
+        return {*leaves, *params}
+
     def _gradients(self, found: Reached, begun: Any, head_grads: Sequence[Any], variables: Sequence[Any],
                    targets: dict[Any, Any]) -> list[Any]:
         """Gradients of leaves and parameters, where the pass begins at the heads of numbers `begun`."""
@@ -266,14 +271,14 @@ class Flushed:
         stats.backward_ms += took
         self._note_backward(took)
         if self.check:
-            self._passed = run, number, begun, head_grads, dict(zip(variables, made))
+            self._passed = run, number, found, begun, head_grads, dict(zip(variables, made))
         return made
 
     def _compare_passed(self) -> None:
         """check=True: compare the last pass with one call by call."""
         if self._passed is None:
             return
-        run, number, begun, head_grads, made = self._passed
+        run, number, found, begun, head_grads, made = self._passed
         self._passed = None
         numbers = np.arange(len(self.specs)) if self._value_of is None else self._value_of
         shapes = [SPECS[self.specs[v]].shape for v in self.heads.values[begun].tolist()]
@@ -292,7 +297,7 @@ class Flushed:
             row = row if number is None else int(number[buffer][row])
             return None if row < 0 else run.pulled(buffer, row, row + width)
 
-        leaves, params = self._wanted(self._reached(self.heads.values[begun]))
+        leaves, params = self._wanted(found)
         self.check.compare(heads, ours, {v: made.get(v, UNTOUCHED) for v in leaves},
                            {p.parameter: made.get(p, UNTOUCHED) for p in params if not self._is_sparse(p)})
 
@@ -348,8 +353,7 @@ class Flushed:
                 outputs.append(stacked._slice(start, start + int(heads.widths[k])).reshape(shape))
 
         def touches(begun: list[bool]) -> list[bool]:
-            found = self._wanted(self._reached(heads.values[np.flatnonzero(begun)]))
-            touched = {v for some in found for v in some}
+            touched = self._touched(self._reached(heads.values[np.flatnonzero(begun)]))
             return [v in touched for v in dense]
 
         def backward(output_grads: list[Any], targets: list[Any], begun: list[bool]) -> list[Any]:
@@ -357,8 +361,7 @@ class Flushed:
             if not len(chosen):
                 return [UNTOUCHED] * len((*dense, *sparse))
             found = self._reached(heads.values[chosen])
-            reached_leaves, reached_params = self._wanted(found)
-            touched = {*reached_leaves, *reached_params}
+            touched = self._touched(found)
             asked = [v for v, target in zip(dense, targets) if target is not None and v in touched]
             asked += [v for v in sparse if v in touched]
             made = dict(zip(asked, self._gradients(found, chosen, [output_grads[k].asnumpy() for k in chosen.tolist()],

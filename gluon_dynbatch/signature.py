@@ -42,8 +42,8 @@ from cavs_core.mxnet_compat import MXNetError, autograd, mx
 from .fastpath import structure_of
 from .values import BUFFERS, DEVICES, ROW_SPECS, SPECS, WIDTHS, has_rows, is_by_rows, spec_number
 
-__all__ = ["ANY_NUMBER", "INDEX_OPERANDS", "CallClass", "Signature", "any_number_signature", "operator_signature",
-           "takes_any_number", "vertex_signature"]
+__all__ = ["ANY_NUMBER", "INDEX_OPERANDS", "CallClass", "Signature", "any_number_signature", "mode_of",
+           "operator_signature", "takes_any_number", "vertex_signature"]
 
 
 class Signature:
@@ -265,7 +265,7 @@ def operator_signature(name: str, attrs: dict[str, Any], specs: Sequence[int], t
         _check_as_mxnet(name, given, [SPECS[s].shape for s in specs], program)
 
     def run_alone(_: Any, operands: list[Any]) -> list[Any]:
-        with _mode(training):
+        with mode_of(training):
             return flatten(op.alone(mx.nd, name, given, operands))
 
     count = len(program.outputs)
@@ -384,7 +384,7 @@ def _stretch_of(shape: tuple[int, ...], a: dict[str, Any]) -> int:
     return start
 
 
-def _mode(training: bool) -> Any:
+def mode_of(training: bool) -> Any:
     """The state of autograd that the code of a call runs in; on the tape or not, as it is."""
     return autograd.train_mode() if training else autograd.predict_mode()
 
@@ -427,7 +427,7 @@ def vertex_signature(fn: Any, block: Any, title: str, nested: Any, specs: Sequen
     template = map_nested(lambda x: None if x is None else next(count), structure[0])
 
     def run_alone(block: Any, operands: list[Any]) -> list[Any]:
-        with _mode(training):
+        with mode_of(training):
             return flatten(fn(block, *map_nested(lambda k: operands[k] if type(k) is int else k, nested)))
 
     return Signature(title, program, specs, DEVICES[specs[0]], template, run_alone)

@@ -135,7 +135,7 @@ class GatherNd(Composite):
     """data[index[0], index[1], ...] with index of shape (coordinates, ...).
 
     Negative indices count from the end. MXNet raises for those out of range, once it has their values. Here they wrap:
-    whoever runs the program looks at them.
+    the face that runs the program looks at them.
     """
 
     def expand(self, b, a, x, index):

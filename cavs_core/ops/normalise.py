@@ -36,9 +36,9 @@ class LayerNorm(Composite):
 
 
 class BatchNorm(Composite):
-    integers = False
     """With the running statistics. Those of a batch couple the samples: they have no program."""
 
+    integers = False
     attrs = {"eps": 1e-3, "fix_gamma": True, "use_global_stats": False, "output_mean_var": False, "axis": 1,
              "training": False}
     ignored = ("momentum", "cudnn_off", "min_calib_range", "max_calib_range")
